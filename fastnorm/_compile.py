@@ -1,0 +1,270 @@
+"""The one home of compiling: kernels are made on first use, under a lock, and kept on disk.
+
+A kernel is named by a maker (``"fastnorm._cpu.rows:rows"``) and its parameters (``"rms_norm", "float32"``). If the cache
+folder has it, its machine code is loaded and the maker's module is never imported. Otherwise the maker is called, and numba's
+builder of generalised ufuncs (the class behind ``numba.guvectorize``) compiles what it returns.
+
+Why not numba's own disk cache: it looks at the kernel's file alone, so an edited formula in another file would go unseen; it
+cannot keep kernels made by functions, which is how one schedule serves all norms; and it rebuilds the wrapper of a ufunc
+in every process (0.26 s, against 0.01 s here).
+
+Cached code is executed, so it is read only from a folder that belongs to this user and that nobody else may write to.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import platform
+import stat
+import sys
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_lock = threading.RLock()
+_kernels: dict[tuple, "Kernel"] = {}
+
+
+class Source(NamedTuple):
+    """What a maker returns: a kernel before it is compiled."""
+
+    function: Any  # a Python function over one core slice of each operand, which writes only to `writable`
+    layout: str  # a gufunc signature whose operands are all inputs, outputs too: NumPy never copies them behind our back
+    types: str  # the operands' numba types
+    writable: tuple[str, ...]
+
+
+class Kernel:
+    """A compiled kernel, in two forms of the same machine code.
+
+    `ufunc` is a NumPy ufunc, with all its checks and broadcasting, for calls that are over soon. Its operands are all inputs,
+    so that NumPy never copies the one written to. NumPy holds the GIL for fewer than 500 rows however long they are, so
+    `over` and `without_gil` call the ufunc's inner loop themselves.
+    """
+
+    def __init__(self, code, address, library):
+        # _internal makes np.ufunc objects of addresses; the ufunc keeps `library` alive.
+        from numba.np.ufunc import _internal
+
+        layout = code["layout"]
+        operands = layout.count("(")
+        self.ufunc = _internal.fromfunc(
+            code["name"],
+            None,
+            [address],
+            [[np.dtype(dtype).num for dtype in code["dtypes"]]],
+            operands,
+            0,
+            [None],
+            [library],
+            _internal.PyUFunc_None,
+            layout,
+            tuple(code["writable"]),
+        )
+        self._loop = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(address)
+        self._cores = [core.split(",") for core in layout[1:-1].split("),(")]
+        self._names = names = list(dict.fromkeys(name for core in self._cores for name in core))
+        self._sizes = [  # for each name, where to read its size
+            next((i, core.index(name)) for i, core in enumerate(self._cores) if name in core) for name in names
+        ]
+        self._addresses = ctypes.c_void_p * operands
+        self._dims = ctypes.c_ssize_t * (1 + len(names))
+        self._steps = ctypes.c_ssize_t * (operands + sum(map(len, self._cores)))
+
+    def without_gil(self, *arrays):
+        """Run over the rows of prepared arrays: the ufunc's dtypes, aligned, each of its core rank or with one axis of rows."""
+        rows = max((a.shape[0] for a, core in zip(arrays, self._cores, strict=True) if a.ndim > len(core)), default=1)
+        self.over(None, *arrays)(0, rows)
+
+    def over(self, name, *arrays):
+        """A function of (start, stop) that runs `without_gil` over part of the dimension `name`: None is the axis of rows.
+
+        What does not change from part to part is looked up once, since asking an array for its address takes 1 us.
+        """
+        outer, core, moves, shapes = [], [], [], []
+        for array, names in zip(arrays, self._cores, strict=True):
+            extra = array.ndim - len(names)
+            shapes.append(array.shape[extra:])
+            outer.append(array.strides[0] if extra else 0)
+            core += array.strides[extra:]
+            moves.append(array.strides[extra + names.index(name)] if name in names else outer[-1] if name is None else 0)
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        rows = 1 if name is None else max((a.shape[0] for a, c in zip(arrays, self._cores, strict=True) if a.ndim > len(c)), default=1)
+        dims = [rows, *[shapes[i][axis] for i, axis in self._sizes]]
+        place = 0 if name is None else 1 + self._names.index(name)
+        steps = self._steps(*outer, *core)
+
+        def run(start, stop):
+            size = self._dims(*dims)
+            size[place] = stop - start
+            self._loop(self._addresses(*[a + start * m for a, m in zip(addresses, moves, strict=True)]), size, steps, None)
+
+        return run
+
+
+def kernel(maker, *parameters):
+    """The compiled kernel of this name, from memory, from disk or from the compiler, in this order."""
+    name = (maker, *parameters)
+    found = _kernels.get(name)
+    if found is None:
+        with _lock:
+            found = _kernels.get(name)
+            if found is None:
+                found = _kernels[name] = _load(name) or _compile(name)
+    return found
+
+
+# -------------------------------------------------------------------------------------------- compiling
+def _compile(name):
+    """Ask the maker for the source, compile it, and keep the result on disk if there is a place for it."""
+    maker, *parameters = name
+    module, function = maker.split(":")
+    source = getattr(importlib.import_module(module), function)(*parameters)
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.np.numpy_support import as_dtype
+    from numba.np.ufunc.ufuncbuilder import GUFuncBuilder
+    from numba.np.ufunc.wrappers import build_gufunc_wrapper
+
+    with global_compiler_lock:
+        builder = GUFuncBuilder(source.function, source.layout, writable_args=source.writable)
+        result = builder.add(source.types)
+        wrapper = build_gufunc_wrapper(source.function, result, builder.sin, builder.sout, cache=False, is_parfors=False)
+        code = {
+            "name": "_".join((function, *map(str, parameters))),
+            "entry": wrapper.name,
+            "layout": source.layout,
+            "dtypes": [as_dtype(t.dtype).str for t in result.signature.args],
+            "writable": list(builder.writable_args),
+        }
+        folder = cache_folder()
+        if folder.usable:
+            _, _, binaries = wrapper.library.serialize_using_object_code()
+            _write(folder.path / _file_name(name), code, binaries)
+        return Kernel(code, wrapper.library.get_pointer_to_function(wrapper.name), (wrapper.library, wrapper.env))
+
+
+@functools.cache
+def _codegen():
+    """numba's front to LLVM's loader, for this processor."""
+    from llvmlite.binding import add_symbol
+    from numba.core.registry import cpu_target
+    from numba.core.runtime import _nrt_python
+
+    # Every gufunc's wrapper refers to numba's memory functions (for exceptions, which our kernels never raise), and LLVM
+    # ends the process over a name it cannot find. numba tells LLVM of them only once it compiles something itself.
+    for name, address in _nrt_python.c_helpers.items():
+        add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+    return cpu_target.target_context.codegen()
+
+
+# ---------------------------------------------------------------------------------------------- the cache on disk
+class Folder(NamedTuple):
+    """Where machine code is kept, or why it is not."""
+
+    path: pathlib.Path | None
+    usable: bool
+    reason: str
+
+
+def _load(name):
+    folder = cache_folder()
+    if not folder.usable:
+        return None
+    try:
+        code, binaries = _read(folder.path / _file_name(name))
+    except (OSError, ValueError):  # not there, or not whole: compile
+        return None
+    library = _codegen().unserialize_library((code["name"], "object", binaries))
+    return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
+
+
+def _file_name(name):
+    return "-".join(map(str, name)).replace(":", "-") + ".kernel"
+
+
+def _write(path, code, binaries):
+    """Write to a temporary name, then rename: a reader sees all of it or none, whoever is killed meanwhile."""
+    payload = b"".join(binaries)
+    header = dict(code, sizes=[len(b) for b in binaries], digest=hashlib.sha256(payload).hexdigest())
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(json.dumps(header).encode() + b"\n" + payload)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError:
+        pass  # a full disk costs the next process a compilation, and this one nothing
+
+
+def _read(path):
+    """Header and machine code of a cache file; ValueError if it is not exactly what was written."""
+    with open(path, "rb") as file:
+        code = json.loads(file.readline())
+        payload = file.read()
+    if not isinstance(code, dict) or hashlib.sha256(payload).hexdigest() != code.get("digest"):
+        raise ValueError(f"{path} is damaged")
+    size = code["sizes"][0]
+    return code, (payload[:size], payload[size:])
+
+
+@functools.cache
+def cache_folder():
+    """The folder of this source, processor and set of versions; every other combination has its own."""
+    try:
+        root = _root()
+        path = root / _key()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for owned in (root, path):
+            _refuse_strangers(owned)
+        if not os.access(path, os.W_OK):
+            return Folder(path, False, "it cannot be written to")
+    except (OSError, RuntimeError, PermissionError) as error:
+        return Folder(None, False, str(error))
+    return Folder(path, True, "")
+
+
+def _root():
+    chosen = os.environ.get("FASTNORM_CACHE_DIR")
+    if chosen:
+        return pathlib.Path(chosen)
+    if sys.platform == "win32":
+        home = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        home = pathlib.Path.home() / "Library" / "Caches"
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(home) / "fastnorm"
+
+
+def _key():
+    """Digest of all that decides what the compiler writes."""
+    import llvmlite
+    import numba
+
+    digest = hashlib.sha256()
+    for file in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    machine = _codegen().magic_tuple()  # triple, processor, features
+    versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__, platform.machine(), *machine)
+    digest.update(repr(versions).encode())
+    return digest.hexdigest()[:24]
+
+
+def _refuse_strangers(path):
+    """What is read from here is executed: the folder must be ours, and writable by nobody else."""
+    if not hasattr(os, "geteuid"):
+        return  # Windows: a profile's folders are private by default
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path} can be written to by others")

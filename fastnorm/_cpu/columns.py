@@ -1,0 +1,221 @@
+"""Kernel that normalises along an axis that is not the last, in place: every lane is a row of its own.
+
+The lanes follow the order of summation of `blocks`: chain by chain, eight rows of memory at a time, in bit-reversed order of
+the chains, so that the pairs of the chains' tree become neighbours and six partial sums per column suffice for a block
+(chains in their own order would need 64). All columns of a slab take each step together: memory is read in long runs.
+"""
+
+from .. import _math
+from .._compile import Source
+from .._vocabulary import RANGES, select
+from .blocks import DEPTH
+from .layout import BLOCK, CHAIN_LEVELS, RESULTS
+from .rows import to_line
+from .simd import (
+    LANES,
+    any_lane,
+    as_number,
+    fence,
+    first_lanes,
+    forget_exceptions,
+    inlined,
+    itemsize,
+    load,
+    load_first,
+    pointer_to,
+    shifted,
+    splat,
+    stack_of,
+    store,
+    store_first,
+    stream,
+)
+
+
+@inlined
+def load_columns(pointer, column, columns):
+    """64 neighbours, or as many as are left."""
+    if column + LANES <= columns:
+        return load(pointer, column)
+    return load_first(pointer, column, columns - column)
+
+
+@inlined
+def bit_reversed(i, leaves):
+    """The bits of i in reverse order: 0, 4, 2, 6, 1, 5, 3, 7 for eight leaves."""
+    reverse = 0
+    while leaves > 1:
+        reverse = (reverse << 1) | (i & 1)
+        i >>= 1
+        leaves >>= 1
+    return reverse
+
+
+@inlined
+def chain_of_columns(x, x_stride, chain, count, column, columns, scale):
+    """Sum of squares of one chain, up to eight rows, for 64 columns."""
+    squares = scale - scale
+    for j in range(chain, count, LANES):
+        squares = _math.accumulate_square(squares, load_columns(shifted(x, j * x_stride), column, columns) * scale)
+    return squares
+
+
+@inlined
+def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale):
+    """Sums of squares of a block, for columns `start` to `stop`: in the first row of `sums`."""
+    leaves = 1
+    while leaves < count and leaves < LANES:
+        leaves *= 2
+    top = 0
+    for i in range(leaves):
+        chain = bit_reversed(i, leaves)
+        for column in range(start, stop, LANES):
+            squares = chain_of_columns(x, x_stride, chain, count, column, columns, scale)
+            carry, level = i, top
+            while carry & 1:
+                level -= 1
+                squares = load(sums, level * width + column) + squares
+                carry >>= 1
+            store(sums, level * width + column, squares)
+        carry = i
+        while carry & 1:
+            top -= 1
+            carry >>= 1
+        top += 1
+
+
+@inlined
+def apply_columns(x, out, columns, results, width, weight, all_common, streaming, bounds):
+    """The results of one row of memory: an element of each column."""
+    head = to_line(out, columns) if streaming else 0
+    column, stop = 0, head
+    while column < columns:
+        if column == head:
+            stop = columns
+        count = min(stop - column, LANES)
+        if count == LANES:
+            value, inverse = load(x, column), load(results, column)
+        else:
+            value, inverse = load_first(x, column, count), load_first(results, column, count)
+        y = _math.apply_common(value, inverse, weight)
+        if not all_common:
+            scale = load(results, width + column)
+            faint = load(results, 2 * width + column) == bounds.one
+            common = load(results, 3 * width + column) == bounds.one
+            factors = _math.Factors(scale, inverse, common, faint)
+            y = select(common, y, _math.apply_rescued(value, factors, weight, bounds))
+        if count < LANES:
+            store_first(out, column, count, y)
+        elif streaming:
+            stream(out, column, y)
+        else:
+            store(out, column, y)
+        column += count
+
+
+def columns(norm, dtype):
+    """Kernel: normalise the columns of a matrix whose rows are contiguous; `scratch` has a row for each 64-padded column."""
+    settle = _math.NORMS[norm]
+    bounds = RANGES[dtype]
+
+    @inlined
+    def grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lift):
+        """The trees of all columns; scales and sums lie in `tree`, two rows a level. Returns their common `top`."""
+        one = splat(bounds.one)
+        index, top, start = 0, 0, 0
+        while start < n:
+            rows = min(BLOCK, n - start)
+            sum_block_of_columns(x, x_stride, rows, 0, columns, columns, sums, width, one)
+            for column in range(0, columns, LANES):
+                squares = load(sums, column)
+                scale = _math.rescue_scale(squares, lift, bounds)
+                if any_lane((scale != bounds.one) & first_lanes(columns - column)):
+                    sum_block_of_columns(x, x_stride, rows, column, column + LANES, columns, sums, width, scale)
+                    squares = load(sums, column)
+                block = _math.Statistics(scale, as_number(rows, bounds.one), squares)
+                carry, level = index, top
+                while carry & 1:
+                    level -= 1
+                    block = _math.join(entry(tree, counts, level, width, column), block)
+                    carry >>= 1
+                store(tree, 2 * level * width + column, block.scale)
+                store(tree, (2 * level + 1) * width + column, block.squares)
+            count, carry = as_number(rows, bounds.one), index
+            while carry & 1:
+                top -= 1
+                count = counts[top] + count
+                carry >>= 1
+            counts[top] = count
+            top += 1
+            index += 1
+            start += BLOCK
+            x = shifted(x, BLOCK * x_stride)
+        return top
+
+    @inlined
+    def entry(tree, counts, level, width, column):
+        scale, squares = load(tree, 2 * level * width + column), load(tree, (2 * level + 1) * width + column)
+        return _math.Statistics(scale, counts[level], squares)
+
+    @inlined
+    def settle_columns(tree, counts, top, columns, width, results, eps, lifted_eps):
+        """Write what `apply` needs of each column; returns whether all of them are common."""
+        all_common = True
+        one, zero = splat(bounds.one), splat(bounds.zero)
+        for column in range(0, columns, LANES):
+            level = top - 1
+            row = entry(tree, counts, level, width, column)
+            while level > 0:
+                level -= 1
+                row = _math.join(entry(tree, counts, level, width, column), row)
+            factors = settle(row, eps, lifted_eps, bounds)
+            common = select(factors.common, one, zero)
+            store(results, column, factors.inverse)
+            store(results, width + column, factors.scale)
+            store(results, 2 * width + column, select(factors.faint, one, zero))
+            store(results, 3 * width + column, common)
+            if any_lane((common != bounds.one) & first_lanes(columns - column)):
+                all_common = False
+        return all_common
+
+    @inlined
+    def normalise(x, x_stride, weight, weight_stride, eps, lifted_eps, scratch, width, out, out_stride, n, columns, streaming):
+        results = scratch
+        sums = shifted(results, RESULTS * width * itemsize(scratch))
+        tree = shifted(sums, CHAIN_LEVELS * width * itemsize(scratch))
+        counts = stack_of(bounds.zero, DEPTH)
+        top = grow_trees(x, x_stride, n, columns, sums, tree, counts, width, _math.lifting(lifted_eps, bounds))
+        all_common = settle_columns(tree, counts, top, columns, width, results, eps, lifted_eps)
+        for j in range(n):
+            factor = shifted(weight, j * weight_stride)[0]
+            xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)
+            apply_columns(xj, oj, columns, results, width, factor, all_common, streaming, bounds)
+        if streaming:
+            fence()
+        forget_exceptions()
+
+    def kernel(x, weight, eps, scratch, streaming, out):
+        n, columns = x.shape
+        if n * columns > 0:
+            normalise(
+                pointer_to(x),
+                x.strides[0],
+                pointer_to(weight),
+                weight.strides[0],
+                eps[0],
+                eps[1],
+                pointer_to(scratch),
+                scratch.shape[1],
+                pointer_to(out),
+                out.strides[0],
+                n,
+                columns,
+                streaming[0],
+            )
+
+    return Source(
+        kernel,
+        "(n,m),(n),(p),(s,w),(q),(n,m)",
+        f"void({dtype}[:,:], {dtype}[:], {dtype}[:], {dtype}[:,:], boolean[:], {dtype}[:,:])",
+        ("scratch", "out"),
+    )

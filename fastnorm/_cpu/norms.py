@@ -1,0 +1,137 @@
+"""Schedules: how a norm of prepared NumPy arrays is cut up, which kernel takes the pieces, on how many threads.
+
+All of them follow the order of summation of `blocks`: which one runs shows in the clock alone.
+"""
+
+import functools
+
+import numpy as np
+
+from .._compile import kernel
+from .._vocabulary import RANGES
+from .layout import planes, row_count, scratch_rows
+from .threads import get_num_threads, share
+
+SMALL = 1 << 15  # elements: up to here one call of the ufunc, whatever the strides
+PARALLEL = 1 << 19  # elements a task should have at least, so that another thread can pay: 90 us of work, awake within 30
+TASK = 1 << 22  # elements a task should have at most: taking one costs 10 us, and Ctrl-C waits for its end
+STREAM = 1 << 25  # bytes moved from which streaming stores pay: nothing written will be found in a cache again
+LONG = 1 << 17  # elements from which a row may be cut among threads
+ENDLESS = 1 << 24  # elements from which a row is cut in any case, for Ctrl-C's sake
+SLAB = 1 << 19  # bytes of a slab of columns that stays in the second cache, so that memory is read once
+NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to page misses than it saves; then wide ones
+
+_PLAIN, _STREAMING = np.array([False]), np.array([True])
+
+
+def _normalise(norm, x, weight, eps, out):
+    """Choose the schedule."""
+    by_rows, eps = _ready(norm, x.dtype, eps)
+    if weight is None:
+        weight = _ones(x.shape[-1], x.dtype)
+    if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
+        if x.ndim == 1:
+            x, out = x[None], out[None]
+        by_rows(x, weight, eps, _PLAIN, out)
+    else:
+        _normalise_large(norm, x, weight, eps, out, by_rows)
+
+
+def small_plan(norm, dtype, eps):
+    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``."""
+    return *_ready(norm, dtype, eps), _PLAIN
+
+
+def _normalise_large(norm, x, weight, eps, out, by_rows):
+    streaming = _STREAMING if x.nbytes + out.nbytes >= STREAM and not np.may_share_memory(x, out) else _PLAIN
+    view = planes(x, out)
+    if view is None:  # strides beyond description: the ufunc finds its way, on one thread
+        by_rows(x, weight, eps, streaming, out)
+    elif view.by_columns:
+        _by_columns(norm, view, weight, eps, streaming)
+    elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):
+        for xs, outs in zip(view.x, view.out, strict=True):
+            for row, target in zip(xs, outs, strict=True):
+                _by_pieces(norm, row, weight, eps, target, streaming)
+    else:
+        _by_rows(norm, view, weight, eps, streaming)
+
+
+def _by_rows(norm, view, weight, eps, streaming):
+    """Tasks are rows of a plane, or planes if there are several."""
+    x, out = view.x, view.out
+    by_rows = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
+    if len(x) == 1:
+        x, out = x[0], out[0]
+        share(by_rows.over("r", x, weight, eps, streaming, out), len(x), _step(x))
+    else:
+        share(by_rows.over(None, x, weight, eps, streaming, out), len(x), _step(x))
+
+
+def _step(x):
+    """Items of the first axis a task: about eight tasks a thread, within the sizes that make sense."""
+    each = x.size // len(x)
+    best = min(max(PARALLEL, x.size // (8 * get_num_threads())), TASK)
+    return max(1, best // each)
+
+
+def _by_pieces(norm, x, weight, eps, out, streaming):
+    """One long row: the statistics of its pieces, then its result."""
+    dtype = x.dtype.name
+    n = len(x)
+    piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)
+    statistics = np.empty((-(-n // piece), 3), dtype)
+    measure = kernel("fastnorm._cpu.rows:piece_statistics", dtype).without_gil
+    apply = kernel("fastnorm._cpu.rows:piece_apply", norm, dtype).without_gil
+    share(lambda a, b: measure(x[a:b], eps, statistics[a // piece]), n, piece)
+    share(lambda a, b: apply(x[a:b], weight[a:b], eps, statistics, streaming, out[a:b]), n, piece)
+
+
+def _by_columns(norm, view, weight, eps, streaming):
+    """Tasks are slabs of columns, each of as many planes as make it worth a task."""
+    x, out = view.x, view.out
+    n_planes, n, n_columns = x.shape
+    run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
+    width = _slab_width(n, n_columns, n_planes, x.itemsize)
+    slabs = -(-n_columns // width)
+    step = min(max(1, TASK // (n * width)), -(-n_planes * slabs // get_num_threads()))
+    stacks = -(-n_planes // step)
+    rows = scratch_rows(n)
+
+    def task(a, b):
+        scratch = np.empty((rows, -(-width // 64) * 64), x.dtype)
+        for index in range(a, b):
+            slab, stack = divmod(index, stacks)
+            place = slice(stack * step, (stack + 1) * step), slice(None), slice(slab * width, (slab + 1) * width)
+            run(x[place], weight, eps, scratch, streaming, out[place])
+
+    share(task, slabs * stacks, 1)
+
+
+def _slab_width(n, n_columns, n_planes, itemsize):
+    """Columns a slab: what fits the second cache if that is not too narrow; at least one slab a thread."""
+    fitting = SLAB // (n * itemsize) // 64 * 64
+    width = fitting if fitting >= NARROW else WIDE
+    threads = get_num_threads()
+    if n_planes < threads and n * n_columns >= 2 * PARALLEL:
+        width = min(width, -(-n_columns // (threads * 64)) * 64)
+    return min(width, n_columns)
+
+
+# x / sqrt(mean(x**2) + eps) * weight
+rms_norm = functools.partial(_normalise, "rms_norm")
+
+
+@functools.lru_cache(maxsize=256)
+def _ready(norm, dtype, eps):
+    """The ufunc over rows; eps as kernels take it, with eps as a lifted row sees it: lifted before underflow can take it."""
+    exponent = 2 * int(np.log2(RANGES[dtype.name].lift))
+    with np.errstate(all="ignore"):
+        both = np.array([eps, np.ldexp(np.float64(eps), exponent)]).astype(dtype)
+    return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both
+
+
+@functools.lru_cache(maxsize=256)
+def _ones(n, dtype):
+    """The weight that is not there: one number, n times."""
+    return np.broadcast_to(np.ones(1, dtype), n)

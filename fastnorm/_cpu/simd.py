@@ -1,0 +1,455 @@
+"""A register of 64 lanes as a numba type, and the vocabulary's bodies for it and for single CPU numbers.
+
+The 64 lanes are the 64 chains of the order of summation: LLVM splits ``<64 x float>`` into four registers of AVX-512, eight
+of AVX2 or sixteen of NEON, so one text fills every processor and gives the same bits on all of them.
+
+No fast-math flag is set anywhere: with them the compiler contracts and reorders differently from loop to loop.
+"""
+
+import itertools
+import operator
+import platform
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, lower_builtin, register_jitable, register_model, type_callable
+
+from .. import _math
+from .. import _vocabulary as words
+
+LANES = 64
+IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
+_I32 = ir.IntType(32)
+
+
+class Lanes(types.Type):
+    """64 numbers of one accumulation dtype, computed with as one."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+        super().__init__(f"Lanes({dtype})")
+
+
+class Mask(types.Type):
+    """64 truth values: what comparing `Lanes` gives."""
+
+    def __init__(self):
+        super().__init__("Mask")
+
+
+mask_type = Mask()
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+_FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_SUFFIX = {types.float32: "f32", types.float64: "f64"}
+
+
+def _vector(dtype):
+    return ir.VectorType(_FLOAT[dtype], LANES)
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, _vector(fe_type.dtype))
+
+
+@register_model(Mask)
+class _MaskModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, _MASK)
+
+
+# ---------------------------------------------------------------------------------------------- building blocks
+def _splat(builder, value, vector):
+    one_lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
+    everywhere = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(one_lane, ir.Constant(vector, ir.Undefined), everywhere)
+
+
+def _shuffle(builder, value, indices):
+    return builder.shuffle_vector(
+        value, ir.Constant(value.type, ir.Undefined), ir.Constant(ir.VectorType(_I32, len(indices)), indices)
+    )
+
+
+def _call(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _first(builder, count):
+    """The mask of the first `count` lanes."""
+    intp = count.type
+    numbers = ir.Constant(ir.VectorType(intp, LANES), list(range(LANES)))
+    return builder.icmp_signed("<", numbers, _splat(builder, count, numbers.type))
+
+
+# ------------------------------------------------------------------------------------------ memory
+# Kernels work on plain pointers: indexing an array would test for negative indices and count references.
+def _at(builder, pointer, index, pointee):
+    return builder.bitcast(builder.gep(pointer, [index]), pointee.as_pointer())
+
+
+def _itemsize(pointer):
+    return pointer.dtype.bitwidth // 8
+
+
+@intrinsic
+def pointer_to(typing, array):
+    """The address of the first element of an array."""
+
+    def codegen(context, builder, signature, args):
+        return context.make_array(array)(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+@intrinsic
+def shifted(typing, pointer, distance):
+    """A pointer moved by a number of bytes: to another row, or to an element of any stride."""
+
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        moved = builder.gep(builder.bitcast(args[0], byte), [args[1]])
+        return builder.bitcast(moved, args[0].type)
+
+    return pointer(pointer, types.intp), codegen
+
+
+@intrinsic
+def address(typing, pointer):
+    """A pointer as an integer."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(args[0], context.get_value_type(types.intp))
+
+    return types.intp(pointer), codegen
+
+
+@intrinsic
+def itemsize(typing, pointer):
+    """The bytes of what a pointer points to."""
+
+    def codegen(context, builder, signature, args):
+        return context.get_constant(types.intp, _itemsize(pointer))
+
+    return types.intp(pointer), codegen
+
+
+@intrinsic
+def load(typing, pointer, index):
+    """64 neighbours, of any alignment."""
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_at(builder, *args, _vector(pointer.dtype)))
+        value.align = _itemsize(pointer)
+        return value
+
+    return Lanes(pointer.dtype)(pointer, types.intp), codegen
+
+
+@intrinsic
+def load_first(typing, pointer, index, count):
+    """The first `count` lanes; the others are 0, and their memory is not touched."""
+
+    def codegen(context, builder, signature, args):
+        vector = _vector(pointer.dtype)
+        place = _at(builder, args[0], args[1], vector)
+        name = f"llvm.masked.load.v{LANES}{_SUFFIX[pointer.dtype]}.p0"
+        arguments = [place, _I32(_itemsize(pointer)), _first(builder, args[2]), ir.Constant(vector, None)]
+        return _call(builder, name, vector, arguments)
+
+    return Lanes(pointer.dtype)(pointer, types.intp, types.intp), codegen
+
+
+@intrinsic
+def store(typing, pointer, index, value):
+    """64 neighbours, of any alignment."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[2], _at(builder, args[0], args[1], args[2].type)).align = _itemsize(pointer)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def store_first(typing, pointer, index, count, value):
+    """The first `count` lanes; no other memory is touched."""
+
+    def codegen(context, builder, signature, args):
+        place = _at(builder, args[0], args[1], args[3].type)
+        name = f"llvm.masked.store.v{LANES}{_SUFFIX[pointer.dtype]}.p0"
+        arguments = [args[3], place, _I32(_itemsize(pointer)), _first(builder, args[2])]
+        _call(builder, name, ir.VoidType(), arguments)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def stream(typing, pointer, index, value):
+    """`store` past the caches; the address must be a multiple of 64 bytes, and a `fence` must follow some time."""
+
+    def codegen(context, builder, signature, args):
+        instruction = builder.store(args[2], _at(builder, args[0], args[1], args[2].type))
+        instruction.align = 64
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def prefetch(typing, pointer, index):
+    """Ask for 64 neighbours, into the second cache; a hint that touches nothing, so it may point past the array."""
+
+    def codegen(context, builder, signature, args):
+        start = _at(builder, *args, ir.IntType(8))
+        for line in range(0, LANES * _itemsize(pointer), 64):
+            place = builder.gep(start, [_I32(line)])
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), codegen
+
+
+@intrinsic
+def fence(typing):
+    """Make streamed stores visible before whatever this thread stores next (other processors than x86 stream in order)."""
+
+    def codegen(context, builder, signature, args):
+        if IS_X86:
+            _call(builder, "llvm.x86.sse.sfence", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def forget_exceptions(typing):
+    """Clear what a kernel left in the floating-point status: NumPy would warn of it. 5 ns when there is nothing.
+
+    Only on x86; elsewhere `_compile` wraps the ufunc in `np.errstate`.
+    """
+
+    def codegen(context, builder, signature, args):
+        if IS_X86:
+            status = cgutils.alloca_once(builder, _I32)
+            pointer = builder.bitcast(status, ir.IntType(8).as_pointer())
+            _call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer])
+            value = builder.load(status)
+            raised = builder.icmp_unsigned("!=", builder.and_(value, _I32(0x1D)), _I32(0))  # all but inexact, denormal
+            with builder.if_then(raised, likely=False):
+                builder.store(builder.and_(value, _I32(0xFFFFFFFF - 0x3F)), status)
+                _call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [pointer])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def stack_of(typing, example, size):
+    """Room on the stack for `size` (a literal) values of the type of `example`, as a pointer."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        return cgutils.alloca_once(builder, context.get_data_type(example), size=size.literal_value)
+
+    return types.CPointer(example)(example, size), codegen
+
+
+# ---------------------------------------------------------------------------------- between lanes and numbers
+@intrinsic
+def splat(typing, value):
+    """One number in all lanes."""
+
+    def codegen(context, builder, signature, args):
+        return _splat(builder, args[0], _vector(value))
+
+    return Lanes(value)(value), codegen
+
+
+@intrinsic
+def as_number(typing, integer, like):
+    """An integer in the dtype of `like` (numba would make it a double)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.sitofp(args[0], _FLOAT[like])
+
+    return like(types.intp, like), codegen
+
+
+@intrinsic
+def sum_lanes(typing, value):
+    """The chains joined in one fixed tree: lane i with i + 32, then with i + 16, ... i + 1."""
+
+    def codegen(context, builder, signature, args):
+        total, width = args[0], LANES
+        while width > 1:
+            width //= 2
+            low = _shuffle(builder, total, list(range(width)))
+            high = _shuffle(builder, total, list(range(width, 2 * width)))
+            total = builder.fadd(low, high)
+        return builder.extract_element(total, _I32(0))
+
+    return value.dtype(value), codegen
+
+
+@intrinsic
+def first_lanes(typing, count):
+    """True in the first `count` lanes."""
+
+    def codegen(context, builder, signature, args):
+        return _first(builder, args[0])
+
+    return mask_type(types.intp), codegen
+
+
+@intrinsic
+def any_lane(typing, mask):
+    """True if one of the lanes is."""
+
+    def codegen(context, builder, signature, args):
+        packed = builder.bitcast(args[0], ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", packed, ir.IntType(LANES)(0))
+
+    return types.boolean(mask), codegen
+
+
+# ----------------------------------------------------------------- operators and words on lanes and on numbers
+# Typed and lowered directly: a numba `overload` of each would compile a function for each (0.7 s a kernel).
+def _define(function, arity, emit, result=None, numbers=False):
+    """Give `function` a body for lanes, mixed with numbers or not, and for numbers alone if `numbers`.
+
+    `emit(builder, suffix, *values)` writes the instructions, on vectors or on numbers.
+    """
+
+    @type_callable(function)
+    def typing(context):
+        def typer(*kinds):
+            dtypes = {k.dtype if isinstance(k, Lanes) else k for k in kinds}
+            dtype = dtypes.pop()
+            if dtypes or dtype not in _FLOAT:
+                return None
+            if any(isinstance(k, Lanes) for k in kinds):
+                return result or Lanes(dtype)
+            return dtype if numbers else None
+
+        return _with_arity(typer, arity)
+
+    def lowering(context, builder, signature, args):
+        kinds = signature.args
+        lanes = [k for k in kinds if isinstance(k, Lanes)]
+        dtype = lanes[0].dtype if lanes else kinds[0]
+        if lanes:
+            args = [a if isinstance(k, Lanes) else _splat(builder, a, _vector(dtype)) for a, k in zip(args, kinds, strict=True)]
+        return emit(builder, _SUFFIX[dtype], *args)
+
+    for kinds in itertools.product((Lanes, types.Float), repeat=arity):
+        if numbers or Lanes in kinds:
+            lower_builtin(function, *kinds)(lowering)
+
+
+def _with_arity(typer, arity):
+    """numba reads a typer's arguments from its signature."""
+    return {1: lambda a: typer(a), 2: lambda a, b: typer(a, b), 3: lambda a, b, c: typer(a, b, c)}[arity]
+
+
+def _llvm(name):
+    """The LLVM intrinsic `name`, on vectors or numbers."""
+
+    def emit(builder, suffix, *values):
+        kind = values[0].type
+        vector = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+        return _call(builder, f"llvm.{name}.{vector}{suffix}", kind, values)
+
+    return emit
+
+
+def _smaller(sign):
+    return lambda builder, suffix, a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b)
+
+
+def _instruction(name):
+    return lambda builder, suffix, a, b: getattr(builder, name)(a, b)
+
+
+def _comparison(sign):
+    return lambda builder, suffix, a, b: builder.fcmp_ordered(sign, a, b)
+
+
+_define(words.fma, 3, _llvm("fma"), numbers=True)
+_define(words.sqrt, 1, _llvm("sqrt"), numbers=True)
+_define(words.magnitude, 1, _llvm("fabs"), numbers=True)
+_define(words.minimum, 2, _smaller("<"), numbers=True)
+_define(words.maximum, 2, _smaller(">"), numbers=True)
+_define(operator.add, 2, _instruction("fadd"))
+_define(operator.sub, 2, _instruction("fsub"))
+_define(operator.mul, 2, _instruction("fmul"))
+_define(operator.truediv, 2, _instruction("fdiv"))
+for _operator, _sign in [(operator.lt, "<"), (operator.le, "<="), (operator.gt, ">"), (operator.ge, ">="), (operator.eq, "=="), (operator.ne, "!=")]:
+    _define(_operator, 2, _comparison(_sign), result=mask_type)
+
+
+def _define_logic(function, instruction):
+    """Give `&` or `|` a body for masks, mixed with truth values or not."""
+
+    @type_callable(function)
+    def typing(context):
+        def typer(a, b):
+            if isinstance(a, Mask | types.Boolean) and isinstance(b, Mask | types.Boolean) and mask_type in (a, b):
+                return mask_type
+
+        return typer
+
+    def lowering(context, builder, signature, args):
+        return getattr(builder, instruction)(*[_as_mask(builder, a, k) for a, k in zip(args, signature.args, strict=True)])
+
+    for kinds in [(Mask, Mask), (Mask, types.Boolean), (types.Boolean, Mask)]:
+        lower_builtin(function, *kinds)(lowering)
+
+
+_define_logic(operator.and_, "and_")
+_define_logic(operator.or_, "or_")
+
+
+def _as_mask(builder, value, kind):
+    return value if isinstance(kind, Mask) else _splat(builder, value, _MASK)
+
+
+@type_callable(words.select)
+def _type_select(context):
+    def typer(condition, if_true, if_false):
+        dtypes = {k.dtype if isinstance(k, Lanes) else k for k in (if_true, if_false)}
+        dtype = dtypes.pop()
+        if dtypes or not isinstance(condition, Mask | types.Boolean):
+            return None
+        lanes = any(isinstance(k, Mask | Lanes) for k in (condition, if_true, if_false))
+        return Lanes(dtype) if lanes else dtype
+
+    return typer
+
+
+@lower_builtin(words.select, Mask, types.Any, types.Any)
+@lower_builtin(words.select, types.Boolean, types.Any, types.Any)
+def _lower_select(context, builder, signature, args):
+    kinds, result = signature.args, signature.return_type
+    values = args[1:]
+    if isinstance(result, Lanes):
+        values = [
+            v if isinstance(k, Lanes) else _splat(builder, v, _vector(result.dtype)) for v, k in zip(values, kinds[1:], strict=True)
+        ]
+    return builder.select(args[0], *values)
+
+
+# --------------------------------------------------------------------------------------- functions for kernels
+def inlined(function):
+    """Let kernels call `function`. As in the formulas, ``x / 0`` is inf in it, not an exception."""
+    return register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+
+
+for _formula in _math.FORMULAS:
+    inlined(_formula)

@@ -1,0 +1,51 @@
+"""Where does it run? The type of `x` decides, through one table; no library is imported unless the caller's array came from it.
+
+To add a backend: a package with the functions of `_cpu`, and a line in `_BACKENDS`.
+"""
+
+import importlib
+import sys
+
+import numpy as np
+
+# Library of the array -> (backend, where its array type is found). NumPy's memmap is an ndarray that lies in a file.
+_BACKENDS = {
+    "numpy": ("fastnorm._cpu", ("numpy.ndarray", "numpy.memmap")),
+    "cupy": ("fastnorm._cuda", ("cupy.ndarray",)),
+}
+_SEQUENCES = (list, tuple, int, float, np.generic)
+
+_library_of_type: dict[type, str] = {}
+
+
+def library_of(value):
+    """The library of an array: a key of `_BACKENDS`; "numpy" for lists and numbers; None for anything else."""
+    kind = type(value)
+    library = _library_of_type.get(kind)
+    if library is None:
+        library = _find(kind)
+        if library is not None:
+            _library_of_type[kind] = library
+    return library
+
+
+def _find(kind):
+    if issubclass(kind, _SEQUENCES):
+        return "numpy"
+    for library, (_, paths) in _BACKENDS.items():
+        for path in paths:
+            module, name = path.split(".")
+            if module in sys.modules and kind is getattr(sys.modules[module], name, None):
+                return library
+    return None
+
+
+def backend_of(library):
+    """The backend's package, imported on first use."""
+    return importlib.import_module(_BACKENDS[library][0])
+
+
+def describe(value):
+    """The type of a value as errors name it, with its library: ``numpy.ma.MaskedArray``, ``torch.Tensor``."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

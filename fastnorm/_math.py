@@ -1,0 +1,82 @@
+"""Every formula, once. No loop, no branch, no literal, no backend: operators and the words of `_vocabulary`.
+
+A norm is three formulas. `statistics` describe a piece of a row; `join` makes one of two, so that a row may be
+cut into blocks, threads, CUDA blocks or Dask chunks; `apply` turns an element into its result. Schedules (which piece
+when, on which thread) belong to the backends.
+"""
+
+from typing import Any, NamedTuple
+
+from ._vocabulary import fma, magnitude, minimum, select, sqrt
+
+
+class Statistics(NamedTuple):
+    """A piece of a row: ``sum((scale * x)**2) == squares`` over `count` elements. `scale` is a power of two."""
+
+    scale: Any
+    count: Any
+    squares: Any
+
+
+def accumulate_square(squares, x):
+    """One more element of a chain."""
+    return fma(x, x, squares)
+
+
+def lifting(lifted_eps, bounds):
+    """The scale for pieces whose squares would underflow: none is needed where eps outweighs them."""
+    return select(lifted_eps < bounds.faint_eps, bounds.lift, bounds.one)
+
+
+def rescue_scale(squares, lift, bounds):
+    """The scale with which a piece must be summed again, given its plain sum; 1: the sum is good. NaN and inf drop."""
+    return select(squares < bounds.small, lift, select(squares <= bounds.large, bounds.one, bounds.drop))
+
+
+def join(a, b):
+    """The statistics of two pieces together. All factors but the sum are powers of two, hence exact."""
+    scale = minimum(a.scale, b.scale)
+    to_a = scale / a.scale
+    to_b = scale / b.scale
+    return Statistics(scale, a.count + b.count, a.squares * to_a * to_a + b.squares * to_b * to_b)
+
+
+class Factors(NamedTuple):
+    """What `apply` needs of a row besides its elements: ``y = scale * x * inverse * weight``."""
+
+    scale: Any
+    inverse: Any
+    common: Any  # nearly every row: scale is 1 and no product on the way to y can leave the range
+    faint: Any  # eps outweighs a tiny row, so that `x * inverse` may be subnormal before the weight lifts it
+
+
+def settle_rms(row, eps, lifted_eps, bounds):
+    """``inverse = 1 / (scale * sqrt(mean(x**2) + eps))``; 0 for a row of zeros with ``eps=0``.
+
+    One root of one quotient: three roundings, where ``1 / sqrt(squares / count + eps)`` has four.
+    """
+    floor = select(row.scale > bounds.one, lifted_eps, eps * row.scale * row.scale)
+    power = fma(row.count, floor, row.squares)
+    inverse = select(power == bounds.zero, bounds.zero, sqrt(row.count / power))
+    faint = (row.scale == bounds.one) & (row.squares < bounds.small)
+    common = (row.scale == bounds.one) & (row.squares >= bounds.small) | (row.squares == bounds.zero)
+    return Factors(row.scale, inverse, common, faint)
+
+
+def apply_common(x, inverse, weight):
+    """The result for an element of a common row."""
+    return x * inverse * weight
+
+
+def apply_rescued(x, row, weight, bounds):
+    """The result for an element of any row: scaled as its squares were, multiplied in an order that keeps it in range.
+
+    A product of a tiny x, a weight above 1 and an inverse is taken weight first: what underflowed could not come back.
+    """
+    x = x * row.scale
+    weight_first = (magnitude(weight) > bounds.one) & row.faint
+    return select(weight_first, x * weight * row.inverse, x * row.inverse * weight)
+
+
+NORMS = {"rms_norm": settle_rms}
+FORMULAS = (accumulate_square, lifting, rescue_scale, join, settle_rms, apply_common, apply_rescued)

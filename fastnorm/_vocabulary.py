@@ -1,0 +1,82 @@
+"""The words that a formula may use, with their bodies for whole NumPy arrays.
+
+A formula in `_math` is built from operators and from these words alone, so that one text serves four kinds of value:
+
+==================  =======================================  =========================
+value               where                                    bodies of the words
+==================  =======================================  =========================
+NumPy arrays        tests, Dask chunks                       this file
+lanes of a register CPU kernels                              `_cpu/simd.py`
+one CPU number      CPU kernels, the end of a row            `_cpu/simd.py`
+one GPU number      CUDA kernels                             `_cuda/block.py`
+==================  =======================================  =========================
+
+Nothing here imports numba. To add a word: a function here, and its bodies in the two files named above;
+`tests/test_vocabulary.py` holds the bodies against each other.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+def fma(a, b, c):
+    """``a * b + c``, rounded once where the processor can (this NumPy body rounds twice)."""
+    return a * b + c
+
+
+def sqrt(x):
+    """Correctly rounded square root."""
+    return np.sqrt(x)
+
+
+def magnitude(x):
+    """Absolute value."""
+    return np.abs(x)
+
+
+def minimum(a, b):
+    """The smaller; of no meaning where one is NaN."""
+    return np.minimum(a, b)
+
+
+def maximum(a, b):
+    """The larger; of no meaning where one is NaN."""
+    return np.maximum(a, b)
+
+
+def select(condition, if_true, if_false):
+    """Element-wise choice. Both sides are computed, so neither may have a side effect."""
+    return np.where(condition, if_true, if_false)
+
+
+class Range(NamedTuple):
+    """What is safe in one accumulation dtype. Literals would widen a GPU's float32 to double, so formulas take these.
+
+    Squares are summed as they are. Where the sum leaves ``small .. large``, or is not a number, the piece is summed
+    again, multiplied by `lift` or `drop`: powers of two, so that nothing else changes. Below `small` the squares
+    of single elements start to lose bits to underflow; above `large` they come near overflow.
+    """
+
+    zero: np.floating
+    one: np.floating
+    small: np.floating
+    large: np.floating
+    lift: np.floating
+    drop: np.floating
+    faint_eps: np.floating  # eps * lift**2 from which on underflowing squares are negligible beside eps
+
+
+def _range(dtype, small, large, lift, drop, faint_eps):
+    power = lambda exponent: np.ldexp(dtype(1), exponent)  # noqa: E731
+    return Range(dtype(0), dtype(1), power(small), power(large), power(lift), power(drop), power(faint_eps))
+
+
+# float32: elements reach 2**128 and 2**-149. Lifted, the smallest is 2**-49, its square 2**-98; a block below `small`
+# has elements below 2**-50, so lifted below 2**50. Dropped, the largest is 2**38. Every block's sum thus stays below
+# 2**100, which leaves room for 2**27 blocks. An eps of 2**-120 or more (lifted: 2**80) drowns what squares lose to
+# underflow (2**-149 a row, 2**-29 of eps). float64 likewise, with 2**1024 and 2**-1074.
+RANGES = {
+    "float32": _range(np.float32, small=-100, large=96, lift=100, drop=-90, faint_eps=80),
+    "float64": _range(np.float64, small=-900, large=900, lift=600, drop=-600, faint_eps=180),
+}
