@@ -266,5 +266,5 @@ def _check_out(function, name, out, shape, dtype):
         raise ValueError(f"{function}: {name} must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
     if not getattr(out.flags, "writeable", True):
         raise ValueError(f"{function}: {name} must be writeable, got a read-only array")
-    if any(stride == 0 and n > 1 for stride, n in zip(out.strides, shape, strict=True)):
+    if out.size and any(stride == 0 and n > 1 for stride, n in zip(out.strides, shape, strict=True)):
         raise ValueError(f"{function}: {name} must have its own memory for each element, got strides {out.strides}")
