@@ -4,6 +4,89 @@ from ._arguments import deliver, norm_arguments, small_norm
 
 
 def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
+    """Divide each row of `x` by its root mean square.
+
+    ``y = x / sqrt(mean(x**2) + eps) * (weight_offset + weight)``, where a row is what lies along `axis` and the mean is
+    taken over it.
+
+    Parameters
+    ----------
+    x : array_like
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float32, float64 or integers. Any strides and
+        byte order will do. It decides the library of all arrays of the call.
+    weight : array_like, optional
+        Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
+        tuple. Float32, float64 or integers, converted once to the dtype of the computation; they never widen the result.
+        None, the default, means a factor of 1, whatever `weight_offset` is.
+    eps : float, default: 1e-6
+        Added to the mean of the squares, so it is in units of ``x**2``. At least 0. With 0 the result does not depend on
+        the scale of `x`, and a row of zeros gives zeros.
+    axis : int or tuple of int, default: -1
+        The axis to normalise along, or the last few axes of `x`, in order, taken together as one row.
+    weight_offset : float, default: 0.0
+        Added to every element of `weight`, in the dtype of the computation. 1.0 is the form that Gemma stores.
+    out : array, optional
+        Where to write the result: writeable, of the shape of `x` and the dtype of the result. It may be `x` itself, which
+        then is normalised in place without a copy; any other overlap gives what it would if the inputs had been copied
+        first. By default a new array.
+
+    Returns
+    -------
+    array
+        `out` if it was given, else a new array of the shape of `x`. Its dtype is that of `x` in native byte order;
+        integers become ``numpy.result_type(x.dtype, numpy.float32)``.
+
+    Raises
+    ------
+    TypeError
+        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
+        their own, such as masked arrays and matrices, are refused); if the dtype of `x` or `weight` is none of those
+        above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` or
+        `weight_offset` is not a number, or `axis` neither an integer nor a tuple of integers.
+    ValueError
+        If `weight` has another shape than `axis` asks for; if `eps` is negative or NaN; if `axis` is a tuple and does not
+        name the last axes of `x` in order, or is empty; if `out` has another shape or dtype than the result, is
+        read-only, or has a stride of 0 along an axis longer than 1.
+    numpy.exceptions.AxisError
+        If `x` has no axes, or `axis` is not among those it has.
+
+    Notes
+    -----
+    This is RMSNorm [1]_. Everything is computed in the dtype of the result, float32 or float64, and the weight multiplies
+    before the result is rounded. An integer `x` is converted first.
+
+    No finite input overflows or underflows on the way: where the sum of squares of 512 neighbours leaves a safe range, those
+    neighbours are scaled by a power of two and summed again. NaN makes its own row NaN and no other. In a row with an
+    infinity, infinities become NaN and everything else 0. No floating-point warning is given.
+
+    Squares are added in one fixed order, whatever the layout, the number of threads or the other rows: a row always
+    gives the same bits on one processor. The order on a GPU is another, also fixed.
+
+    References
+    ----------
+    .. [1] B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastnorm
+    >>> x = np.array([[3.0, 4.0], [-0.6, 0.8]])
+    >>> fastnorm.rms_norm(x, eps=0.0)
+    array([[ 0.84852814,  1.13137085],
+           [-0.84852814,  1.13137085]])
+
+    A weight for each element of a row; here as Gemma stores it, less 1:
+
+    >>> fastnorm.rms_norm(x, np.array([0.0, 1.0]), eps=0.0, weight_offset=1.0)
+    array([[ 0.84852814,  2.2627417 ],
+           [-0.84852814,  2.2627417 ]])
+
+    Squares far outside the range of float32, in place:
+
+    >>> huge = np.array([1e30, -1e30], np.float32)
+    >>> fastnorm.rms_norm(huge, out=huge)
+    array([ 1., -1.], dtype=float32)
+    """
     y = small_norm("rms_norm", x, weight, eps, axis, weight_offset, out)
     if y is not None:
         return y
