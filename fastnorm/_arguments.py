@@ -221,7 +221,9 @@ def _check_library(function, name, value, library):
     other = library_of(value)
     if other == library or (other == "numpy" and not hasattr(value, "dtype")):
         return
-    raise TypeError(f"{function}: {name} must be a {library} array as x is, got {describe(value)}: arrays of different libraries do not mix")
+    raise TypeError(
+        f"{function}: {name} must be a {library} array as x is, got {describe(value)}: arrays of different libraries do not mix"
+    )
 
 
 def _axes(function, axis, x):
@@ -238,7 +240,7 @@ def _axes(function, axis, x):
         if not -x.ndim <= index < x.ndim:
             raise np.exceptions.AxisError(f"{function}: axis must be within the {x.ndim} axes of x, got {axis!r}")
         axes.append(index % x.ndim)
-    if axes != list(range(x.ndim - len(axes), x.ndim)) and several or not axes:
+    if (axes != list(range(x.ndim - len(axes), x.ndim)) and several) or not axes:
         raise ValueError(f"{function}: a tuple as axis must name the last axes of x in order, got {axis!r} of {x.ndim} axes")
     return tuple(axes)
 

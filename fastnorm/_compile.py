@@ -95,7 +95,11 @@ class Kernel:
             core += array.strides[extra:]
             moves.append(array.strides[extra + names.index(name)] if name in names else outer[-1] if name is None else 0)
         addresses = [array.__array_interface__["data"][0] for array in arrays]
-        rows = 1 if name is None else max((a.shape[0] for a, c in zip(arrays, self._cores, strict=True) if a.ndim > len(c)), default=1)
+        rows = (
+            1
+            if name is None
+            else max((a.shape[0] for a, c in zip(arrays, self._cores, strict=True) if a.ndim > len(c)), default=1)
+        )
         dims = [rows, *[shapes[i][axis] for i, axis in self._sizes]]
         place = 0 if name is None else 1 + self._names.index(name)
         steps = self._steps(*outer, *core)
@@ -151,7 +155,7 @@ def _compile(name):
 
 @functools.cache
 def _codegen():
-    """numba's front to LLVM's loader, for this processor."""
+    """Numba's front to LLVM's loader, for this processor."""
     from llvmlite.binding import add_symbol
     from numba.core.registry import cpu_target
     from numba.core.runtime import _nrt_python
@@ -217,11 +221,14 @@ def _read(path):
 
 
 @functools.cache
-def cache_folder():
-    """The folder of this source, processor and set of versions; every other combination has its own."""
+def cache_folder(target=None):
+    """The folder of this source, processor and set of versions; every other combination has its own.
+
+    `target` returns what decides in the processor's place: a backend that compiles for something else brings its own.
+    """
     try:
         root = _root()
-        path = root / _key()
+        path = root / _key(*(target or _processor)())
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for owned in (root, path):
             _refuse_strangers(owned)
@@ -245,18 +252,22 @@ def _root():
     return pathlib.Path(home) / "fastnorm"
 
 
-def _key():
+def _key(*versions):
     """Digest of all that decides what the compiler writes."""
-    import llvmlite
-    import numba
-
     digest = hashlib.sha256()
     for file in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
-    machine = _codegen().magic_tuple()  # triple, processor, features
-    versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__, platform.machine(), *machine)
     digest.update(repr(versions).encode())
     return digest.hexdigest()[:24]
+
+
+def _processor():
+    """What decides for kernels of this processor."""
+    import llvmlite
+    import numba
+
+    machine = _codegen().magic_tuple()  # triple, processor, features
+    return (sys.version, numba.__version__, llvmlite.__version__, np.__version__, platform.machine(), *machine)
 
 
 def _refuse_strangers(path):

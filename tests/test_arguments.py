@@ -126,7 +126,8 @@ def test_empty(shape, axis):
 
 
 @pytest.mark.parametrize(
-    ("given", "result"), [("int8", "float32"), ("uint16", "float32"), ("int32", "float64"), ("uint64", "float64"), (">i2", "float32")]
+    ("given", "result"),
+    [("int8", "float32"), ("uint16", "float32"), ("int32", "float64"), ("uint64", "float64"), (">i2", "float32")],
 )
 def test_integers_become_floats(given, result):
     y = fastnorm.rms_norm(np.full((2, 4), 100, given))
@@ -145,7 +146,13 @@ def test_lists_and_sequences():
 def test_weights_never_widen(rng, dtype):
     x = rng.standard_normal((3, 6)).astype(dtype)
     wanted = fastnorm.rms_norm(x, np.arange(1, 7).astype(dtype))
-    for weight in (np.arange(1, 7), np.arange(1, 7, dtype=np.uint8), np.arange(1, 7.0), np.arange(1, 7, dtype=">f4"), [1, 2, 3, 4, 5, 6]):
+    for weight in (
+        np.arange(1, 7),
+        np.arange(1, 7, dtype=np.uint8),
+        np.arange(1, 7.0),
+        np.arange(1, 7, dtype=">f4"),
+        [1, 2, 3, 4, 5, 6],
+    ):
         assert_same_bits(fastnorm.rms_norm(x, weight), wanted)
 
 

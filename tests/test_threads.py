@@ -73,7 +73,14 @@ def test_set_and_get():
         with fastnorm.set_num_threads(np.int64(3)):
             assert fastnorm.get_num_threads() == 3
     assert fastnorm.get_num_threads() == n
-    for error, bad in ((ValueError, 0), (ValueError, -1), (TypeError, 1.5), (TypeError, "2"), (TypeError, None), (TypeError, True)):
+    for error, bad in (
+        (ValueError, 0),
+        (ValueError, -1),
+        (TypeError, 1.5),
+        (TypeError, "2"),
+        (TypeError, None),
+        (TypeError, True),
+    ):
         with pytest.raises(error, match="set_num_threads: n must"):
             fastnorm.set_num_threads(bad)
     assert fastnorm.get_num_threads() == n

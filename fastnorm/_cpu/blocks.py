@@ -9,8 +9,8 @@ chain. 64 links were off by up to 10 units in the last place of the norm; eight 
 """
 
 from .. import _math
-from .layout import BLOCK
-from .simd import LANES, as_number, inlined, load, load_first, splat, sum_lanes
+from .memory import load, load_first
+from .simd import LANES, as_number, inlined, splat, sum_lanes
 
 DEPTH = 64  # of a tree: enough for any row that fits into memory
 

@@ -10,26 +10,21 @@ from .._compile import Source
 from .._vocabulary import RANGES, select
 from .blocks import DEPTH
 from .layout import BLOCK, CHAIN_LEVELS, RESULTS
-from .rows import to_line
-from .simd import (
-    LANES,
-    any_lane,
-    as_number,
+from .memory import (
     fence,
-    first_lanes,
     forget_exceptions,
-    inlined,
     itemsize,
     load,
     load_first,
     pointer_to,
     shifted,
-    splat,
     stack_of,
     store,
     store_first,
     stream,
 )
+from .rows import to_line
+from .simd import LANES, any_lane, as_number, first_lanes, inlined, splat
 
 
 @inlined

@@ -10,25 +10,22 @@ from .._compile import Source
 from .._vocabulary import RANGES
 from .blocks import DEPTH, block_statistics, climb, rescued, root
 from .layout import BLOCK
-from .simd import (
-    LANES,
+from .memory import (
     address,
     fence,
     forget_exceptions,
-    inlined,
     itemsize,
     load,
     load_first,
     pointer_to,
     prefetch,
     shifted,
-    splat,
     stack_of,
     store,
     store_first,
     stream,
-    sum_lanes,
 )
+from .simd import LANES, inlined, splat, sum_lanes
 
 LINE = 64  # bytes: what a streaming store must be aligned to
 AHEAD = 4096  # elements: how far before its use a streamed row is asked for; 256 gave 0.88 of copy, 4096 0.94

@@ -8,7 +8,6 @@ No fast-math flag is set anywhere: with them the compiler contracts and reorders
 
 import itertools
 import operator
-import platform
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -19,7 +18,6 @@ from .. import _math
 from .. import _vocabulary as words
 
 LANES = 64
-IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
 _I32 = ir.IntType(32)
 
 
@@ -41,17 +39,17 @@ class Mask(types.Type):
 mask_type = Mask()
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_SUFFIX = {types.float32: "f32", types.float64: "f64"}
+SUFFIX = {types.float32: "f32", types.float64: "f64"}
 
 
-def _vector(dtype):
+def vector_of(dtype):
     return ir.VectorType(_FLOAT[dtype], LANES)
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, _vector(fe_type.dtype))
+        super().__init__(dmm, fe_type, vector_of(fe_type.dtype))
 
 
 @register_model(Mask)
@@ -73,192 +71,16 @@ def _shuffle(builder, value, indices):
     )
 
 
-def _call(builder, name, result, arguments):
+def call(builder, name, result, arguments):
     kind = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _first(builder, count):
+def first_mask(builder, count):
     """The mask of the first `count` lanes."""
     intp = count.type
     numbers = ir.Constant(ir.VectorType(intp, LANES), list(range(LANES)))
     return builder.icmp_signed("<", numbers, _splat(builder, count, numbers.type))
-
-
-# ------------------------------------------------------------------------------------------ memory
-# Kernels work on plain pointers: indexing an array would test for negative indices and count references.
-def _at(builder, pointer, index, pointee):
-    return builder.bitcast(builder.gep(pointer, [index]), pointee.as_pointer())
-
-
-def _itemsize(pointer):
-    return pointer.dtype.bitwidth // 8
-
-
-@intrinsic
-def pointer_to(typing, array):
-    """The address of the first element of an array."""
-
-    def codegen(context, builder, signature, args):
-        return context.make_array(array)(context, builder, args[0]).data
-
-    return types.CPointer(array.dtype)(array), codegen
-
-
-@intrinsic
-def shifted(typing, pointer, distance):
-    """A pointer moved by a number of bytes: to another row, or to an element of any stride."""
-
-    def codegen(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        moved = builder.gep(builder.bitcast(args[0], byte), [args[1]])
-        return builder.bitcast(moved, args[0].type)
-
-    return pointer(pointer, types.intp), codegen
-
-
-@intrinsic
-def address(typing, pointer):
-    """A pointer as an integer."""
-
-    def codegen(context, builder, signature, args):
-        return builder.ptrtoint(args[0], context.get_value_type(types.intp))
-
-    return types.intp(pointer), codegen
-
-
-@intrinsic
-def itemsize(typing, pointer):
-    """The bytes of what a pointer points to."""
-
-    def codegen(context, builder, signature, args):
-        return context.get_constant(types.intp, _itemsize(pointer))
-
-    return types.intp(pointer), codegen
-
-
-@intrinsic
-def load(typing, pointer, index):
-    """64 neighbours, of any alignment."""
-
-    def codegen(context, builder, signature, args):
-        value = builder.load(_at(builder, *args, _vector(pointer.dtype)))
-        value.align = _itemsize(pointer)
-        return value
-
-    return Lanes(pointer.dtype)(pointer, types.intp), codegen
-
-
-@intrinsic
-def load_first(typing, pointer, index, count):
-    """The first `count` lanes; the others are 0, and their memory is not touched."""
-
-    def codegen(context, builder, signature, args):
-        vector = _vector(pointer.dtype)
-        place = _at(builder, args[0], args[1], vector)
-        name = f"llvm.masked.load.v{LANES}{_SUFFIX[pointer.dtype]}.p0"
-        arguments = [place, _I32(_itemsize(pointer)), _first(builder, args[2]), ir.Constant(vector, None)]
-        return _call(builder, name, vector, arguments)
-
-    return Lanes(pointer.dtype)(pointer, types.intp, types.intp), codegen
-
-
-@intrinsic
-def store(typing, pointer, index, value):
-    """64 neighbours, of any alignment."""
-
-    def codegen(context, builder, signature, args):
-        builder.store(args[2], _at(builder, args[0], args[1], args[2].type)).align = _itemsize(pointer)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
-
-
-@intrinsic
-def store_first(typing, pointer, index, count, value):
-    """The first `count` lanes; no other memory is touched."""
-
-    def codegen(context, builder, signature, args):
-        place = _at(builder, args[0], args[1], args[3].type)
-        name = f"llvm.masked.store.v{LANES}{_SUFFIX[pointer.dtype]}.p0"
-        arguments = [args[3], place, _I32(_itemsize(pointer)), _first(builder, args[2])]
-        _call(builder, name, ir.VoidType(), arguments)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, types.intp, Lanes(pointer.dtype)), codegen
-
-
-@intrinsic
-def stream(typing, pointer, index, value):
-    """`store` past the caches; the address must be a multiple of 64 bytes, and a `fence` must follow some time."""
-
-    def codegen(context, builder, signature, args):
-        instruction = builder.store(args[2], _at(builder, args[0], args[1], args[2].type))
-        instruction.align = 64
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
-
-
-@intrinsic
-def prefetch(typing, pointer, index):
-    """Ask for 64 neighbours, into the second cache; a hint that touches nothing, so it may point past the array."""
-
-    def codegen(context, builder, signature, args):
-        start = _at(builder, *args, ir.IntType(8))
-        for line in range(0, LANES * _itemsize(pointer), 64):
-            place = builder.gep(start, [_I32(line)])
-            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp), codegen
-
-
-@intrinsic
-def fence(typing):
-    """Make streamed stores visible before whatever this thread stores next (other processors than x86 stream in order)."""
-
-    def codegen(context, builder, signature, args):
-        if IS_X86:
-            _call(builder, "llvm.x86.sse.sfence", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-@intrinsic
-def forget_exceptions(typing):
-    """Clear what a kernel left in the floating-point status: NumPy would warn of it. 5 ns when there is nothing.
-
-    Only on x86; elsewhere `_compile` wraps the ufunc in `np.errstate`.
-    """
-
-    def codegen(context, builder, signature, args):
-        if IS_X86:
-            status = cgutils.alloca_once(builder, _I32)
-            pointer = builder.bitcast(status, ir.IntType(8).as_pointer())
-            _call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer])
-            value = builder.load(status)
-            raised = builder.icmp_unsigned("!=", builder.and_(value, _I32(0x1D)), _I32(0))  # all but inexact, denormal
-            with builder.if_then(raised, likely=False):
-                builder.store(builder.and_(value, _I32(0xFFFFFFFF - 0x3F)), status)
-                _call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [pointer])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-@intrinsic
-def stack_of(typing, example, size):
-    """Room on the stack for `size` (a literal) values of the type of `example`, as a pointer."""
-    if not isinstance(size, types.IntegerLiteral):
-        return None
-
-    def codegen(context, builder, signature, args):
-        return cgutils.alloca_once(builder, context.get_data_type(example), size=size.literal_value)
-
-    return types.CPointer(example)(example, size), codegen
 
 
 # ---------------------------------------------------------------------------------- between lanes and numbers
@@ -267,7 +89,7 @@ def splat(typing, value):
     """One number in all lanes."""
 
     def codegen(context, builder, signature, args):
-        return _splat(builder, args[0], _vector(value))
+        return _splat(builder, args[0], vector_of(value))
 
     return Lanes(value)(value), codegen
 
@@ -303,7 +125,7 @@ def first_lanes(typing, count):
     """True in the first `count` lanes."""
 
     def codegen(context, builder, signature, args):
-        return _first(builder, args[0])
+        return first_mask(builder, args[0])
 
     return mask_type(types.intp), codegen
 
@@ -345,8 +167,10 @@ def _define(function, arity, emit, result=None, numbers=False):
         lanes = [k for k in kinds if isinstance(k, Lanes)]
         dtype = lanes[0].dtype if lanes else kinds[0]
         if lanes:
-            args = [a if isinstance(k, Lanes) else _splat(builder, a, _vector(dtype)) for a, k in zip(args, kinds, strict=True)]
-        return emit(builder, _SUFFIX[dtype], *args)
+            args = [
+                a if isinstance(k, Lanes) else _splat(builder, a, vector_of(dtype)) for a, k in zip(args, kinds, strict=True)
+            ]
+        return emit(builder, SUFFIX[dtype], *args)
 
     for kinds in itertools.product((Lanes, types.Float), repeat=arity):
         if numbers or Lanes in kinds:
@@ -354,7 +178,7 @@ def _define(function, arity, emit, result=None, numbers=False):
 
 
 def _with_arity(typer, arity):
-    """numba reads a typer's arguments from its signature."""
+    """Numba reads a typer's arguments from its signature."""
     return {1: lambda a: typer(a), 2: lambda a, b: typer(a, b), 3: lambda a, b, c: typer(a, b, c)}[arity]
 
 
@@ -364,7 +188,7 @@ def _llvm(name):
     def emit(builder, suffix, *values):
         kind = values[0].type
         vector = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
-        return _call(builder, f"llvm.{name}.{vector}{suffix}", kind, values)
+        return call(builder, f"llvm.{name}.{vector}{suffix}", kind, values)
 
     return emit
 
@@ -390,7 +214,14 @@ _define(operator.add, 2, _instruction("fadd"))
 _define(operator.sub, 2, _instruction("fsub"))
 _define(operator.mul, 2, _instruction("fmul"))
 _define(operator.truediv, 2, _instruction("fdiv"))
-for _operator, _sign in [(operator.lt, "<"), (operator.le, "<="), (operator.gt, ">"), (operator.ge, ">="), (operator.eq, "=="), (operator.ne, "!=")]:
+for _operator, _sign in [
+    (operator.lt, "<"),
+    (operator.le, "<="),
+    (operator.gt, ">"),
+    (operator.ge, ">="),
+    (operator.eq, "=="),
+    (operator.ne, "!="),
+]:
     _define(_operator, 2, _comparison(_sign), result=mask_type)
 
 
@@ -440,7 +271,8 @@ def _lower_select(context, builder, signature, args):
     values = args[1:]
     if isinstance(result, Lanes):
         values = [
-            v if isinstance(k, Lanes) else _splat(builder, v, _vector(result.dtype)) for v, k in zip(values, kinds[1:], strict=True)
+            v if isinstance(k, Lanes) else _splat(builder, v, vector_of(result.dtype))
+            for v, k in zip(values, kinds[1:], strict=True)
         ]
     return builder.select(args[0], *values)
 

@@ -1,0 +1,189 @@
+"""Memory as kernels see it: plain pointers, since indexing an array would test for negative indices and count references.
+
+Everything here is one instruction or a few: loads and stores of 64 lanes, whole or masked, streamed or not.
+"""
+
+import platform
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from .simd import LANES, SUFFIX, Lanes, call, first_mask, vector_of
+
+IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
+_I32 = ir.IntType(32)
+
+
+def _at(builder, pointer, index, pointee):
+    return builder.bitcast(builder.gep(pointer, [index]), pointee.as_pointer())
+
+
+def _itemsize(pointer):
+    return pointer.dtype.bitwidth // 8
+
+
+@intrinsic
+def pointer_to(typing, array):
+    """The address of the first element of an array."""
+
+    def codegen(context, builder, signature, args):
+        return context.make_array(array)(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+@intrinsic
+def shifted(typing, pointer, distance):
+    """A pointer moved by a number of bytes: to another row, or to an element of any stride."""
+
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        moved = builder.gep(builder.bitcast(args[0], byte), [args[1]])
+        return builder.bitcast(moved, args[0].type)
+
+    return pointer(pointer, types.intp), codegen
+
+
+@intrinsic
+def address(typing, pointer):
+    """A pointer as an integer."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(args[0], context.get_value_type(types.intp))
+
+    return types.intp(pointer), codegen
+
+
+@intrinsic
+def itemsize(typing, pointer):
+    """The bytes of what a pointer points to."""
+
+    def codegen(context, builder, signature, args):
+        return context.get_constant(types.intp, _itemsize(pointer))
+
+    return types.intp(pointer), codegen
+
+
+@intrinsic
+def load(typing, pointer, index):
+    """64 neighbours, of any alignment."""
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_at(builder, *args, vector_of(pointer.dtype)))
+        value.align = _itemsize(pointer)
+        return value
+
+    return Lanes(pointer.dtype)(pointer, types.intp), codegen
+
+
+@intrinsic
+def load_first(typing, pointer, index, count):
+    """The first `count` lanes; the others are 0, and their memory is not touched."""
+
+    def codegen(context, builder, signature, args):
+        vector = vector_of(pointer.dtype)
+        place = _at(builder, args[0], args[1], vector)
+        name = f"llvm.masked.load.v{LANES}{SUFFIX[pointer.dtype]}.p0"
+        arguments = [place, _I32(_itemsize(pointer)), first_mask(builder, args[2]), ir.Constant(vector, None)]
+        return call(builder, name, vector, arguments)
+
+    return Lanes(pointer.dtype)(pointer, types.intp, types.intp), codegen
+
+
+@intrinsic
+def store(typing, pointer, index, value):
+    """64 neighbours, of any alignment."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[2], _at(builder, args[0], args[1], args[2].type)).align = _itemsize(pointer)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def store_first(typing, pointer, index, count, value):
+    """The first `count` lanes; no other memory is touched."""
+
+    def codegen(context, builder, signature, args):
+        place = _at(builder, args[0], args[1], args[3].type)
+        name = f"llvm.masked.store.v{LANES}{SUFFIX[pointer.dtype]}.p0"
+        arguments = [args[3], place, _I32(_itemsize(pointer)), first_mask(builder, args[2])]
+        call(builder, name, ir.VoidType(), arguments)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def stream(typing, pointer, index, value):
+    """`store` past the caches; the address must be a multiple of 64 bytes, and a `fence` must follow some time."""
+
+    def codegen(context, builder, signature, args):
+        instruction = builder.store(args[2], _at(builder, args[0], args[1], args[2].type))
+        instruction.align = 64
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+
+
+@intrinsic
+def prefetch(typing, pointer, index):
+    """Ask for 64 neighbours, into the second cache; a hint that touches nothing, so it may point past the array."""
+
+    def codegen(context, builder, signature, args):
+        start = _at(builder, *args, ir.IntType(8))
+        for line in range(0, LANES * _itemsize(pointer), 64):
+            place = builder.gep(start, [_I32(line)])
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), codegen
+
+
+@intrinsic
+def fence(typing):
+    """Make streamed stores visible before whatever this thread stores next (other processors than x86 stream in order)."""
+
+    def codegen(context, builder, signature, args):
+        if IS_X86:
+            call(builder, "llvm.x86.sse.sfence", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def forget_exceptions(typing):
+    """Clear what a kernel left in the floating-point status: NumPy would warn of it. 5 ns when there is nothing.
+
+    Only on x86; elsewhere `_compile` wraps the ufunc in `np.errstate`.
+    """
+
+    def codegen(context, builder, signature, args):
+        if IS_X86:
+            status = cgutils.alloca_once(builder, _I32)
+            pointer = builder.bitcast(status, ir.IntType(8).as_pointer())
+            call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer])
+            value = builder.load(status)
+            raised = builder.icmp_unsigned("!=", builder.and_(value, _I32(0x1D)), _I32(0))  # all but inexact, denormal
+            with builder.if_then(raised, likely=False):
+                builder.store(builder.and_(value, _I32(0xFFFFFFFF - 0x3F)), status)
+                call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [pointer])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def stack_of(typing, example, size):
+    """Room on the stack for `size` (a literal) values of the type of `example`, as a pointer."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        return cgutils.alloca_once(builder, context.get_data_type(example), size=size.literal_value)
+
+    return types.CPointer(example)(example, size), codegen

@@ -1,0 +1,237 @@
+"""Compiled code on disk: found again, never believed blindly, and never needed."""
+
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fastnorm
+from fastnorm import _compile
+
+POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows keeps profiles private by itself")
+NAME = ("tiny:doubled", "float32")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache folder, and no kernels in memory."""
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_compile, "_kernels", {})
+    _compile.cache_folder.cache_clear()
+    yield _compile.cache_folder()
+    _compile.cache_folder.cache_clear()
+
+
+def doubled():
+    """Twice 1.5 by the tiny kernel; and whether it came from disk."""
+    _compile._kernels.clear()
+    sys.modules.pop("tiny", None)
+    out = np.zeros(3, np.float32)
+    _compile.kernel(*NAME).ufunc(np.full(3, 1.5, np.float32), out)
+    assert (out == 3).all()
+    return "tiny" not in sys.modules
+
+
+def cached(folder):
+    (file,) = folder.path.glob("*.kernel")
+    return file
+
+
+def test_second_time_from_disk(folder):
+    assert folder.usable
+    assert not doubled()
+    assert doubled()
+    assert [f.name for f in folder.path.iterdir()] == ["tiny-doubled-float32.kernel"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "other payload", "no header", "wrong json", "bits"])
+def test_damaged_files_are_compiled_anew(folder, damage):
+    doubled()
+    file = cached(folder)
+    whole = file.read_bytes()
+    header, payload = whole.split(b"\n", 1)
+    broken = {
+        "truncated": whole[:-1],
+        "empty": b"",
+        "garbage": os.urandom(1000),
+        "other payload": header + b"\n" + bytes(len(payload)),
+        "no header": payload,
+        "wrong json": b"[1, 2]\n" + payload,
+        "bits": whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:],
+    }
+    file.write_bytes(broken[damage])
+    assert not doubled()
+    assert cached(folder).read_bytes() != broken[damage]
+    assert doubled()
+
+
+@POSIX
+def test_others_may_not_write(folder):
+    doubled()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    for path, mode in ((folder.path, 0o722), (folder.path.parent, 0o777), (folder.path, 0o720)):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        _compile.cache_folder.cache_clear()
+        refused = _compile.cache_folder()
+        assert not refused.usable
+        assert "can be written to by others" in refused.reason
+        assert not doubled()
+        path.chmod(before)
+
+
+@POSIX
+def test_of_another_user(folder, monkeypatch):
+    doubled()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    _compile.cache_folder.cache_clear()
+    refused = _compile.cache_folder()
+    assert not refused.usable
+    assert "belongs to another user" in refused.reason
+    assert not doubled()
+
+
+def test_a_full_disk(folder, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert not doubled()
+    assert list(folder.path.iterdir()) == []
+
+
+def test_no_folder_at_all(tmp_path, monkeypatch, folder):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    _compile.cache_folder.cache_clear()
+    assert not _compile.cache_folder().usable
+    assert not doubled()
+
+
+def test_root(monkeypatch, tmp_path):
+    monkeypatch.delenv("FASTNORM_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    monkeypatch.setattr(pathlib.Path, "home", lambda: tmp_path)
+    for platform, wanted in (("linux", "fastnorm"), ("darwin", "Library/Caches/fastnorm"), ("win32", "fastnorm")):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert _compile._root() == tmp_path / wanted
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert _compile._root() == tmp_path / ".cache" / "fastnorm"
+
+
+def test_kernels_need_nothing_that_a_warm_process_lacks():
+    """Every symbol that a cached kernel refers to is registered before it is loaded: LLVM ends the process otherwise."""
+    program = (
+        "import numpy as np, fastnorm\n"
+        "x = np.ones((700, 700), np.float32)\n"
+        "print(fastnorm.rms_norm(x)[0, 0] + fastnorm.rms_norm(x, axis=0)[0, 0] + fastnorm.rms_norm(x.ravel())[0])\n"
+        "import sys; print('fastnorm._cpu.simd' in sys.modules)\n"
+    )
+    for _ in range(2):
+        out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert abs(float(out[0]) - 3) < 1e-5
+    assert out[1] == "False"
+
+
+PROGRAM = """
+import numpy as np, fastnorm
+x = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
+print(fastnorm.rms_norm(x).tobytes().hex())
+"""
+
+
+def run(program=PROGRAM, wait=True, **environment):
+    folder = environment.get("PYTHONPATH")  # first on the path even where the package stands in the current folder
+    environment = {**os.environ, **environment}
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
+    return finish(process) if wait else process
+
+
+def finish(process):
+    out = process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    return out
+
+
+@pytest.mark.slow
+def test_eight_processes_on_a_cold_cache(tmp_path):
+    processes = [run(wait=False, FASTNORM_CACHE_DIR=str(tmp_path / "c")) for _ in range(8)]
+    assert len({finish(process) for process in processes}) == 1
+    assert {f.suffix for f in (tmp_path / "c").rglob("*") if f.is_file()} == {".kernel"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.5, 1.5, 2.0, 2.5, 3.0])
+def test_killed_while_compiling(tmp_path, after):
+    process = run(wait=False, FASTNORM_CACHE_DIR=str(tmp_path))
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    process.communicate()
+    assert run(FASTNORM_CACHE_DIR=str(tmp_path)) == run()
+
+
+@pytest.mark.slow
+def test_an_edited_source_is_another_key(tmp_path, source):
+    """A formula is edited in a copy of the package, in place, as an upgrade does: the stale kernel does not run."""
+    copy = tmp_path / "fastnorm"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {"PYTHONPATH": str(tmp_path), "FASTNORM_CACHE_DIR": str(tmp_path / "cache")}
+    before = run(**environment)
+    formulas = copy / "_math.py"
+    text = formulas.read_text()
+    assert "return x * inverse * weight" in text
+    formulas.write_text(text.replace("return x * inverse * weight", "return x * inverse * weight + weight"))
+    assert run(**environment) != before
+    formulas.write_text(text)
+    assert run(**environment) == before
+
+
+@pytest.mark.slow
+def test_another_processor_is_another_key(tmp_path):
+    """Machines that share a home do not share machine code. The generic processor has no FMA: libm's gives the same bits."""
+    environment = {"FASTNORM_CACHE_DIR": str(tmp_path)}
+    wanted = run(**environment)
+    assert run(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", **environment) == wanted
+    assert len(list(tmp_path.iterdir())) == 2
+    assert run(**environment) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512"])
+def test_other_register_widths_give_the_same_bits(tmp_path, cpu):
+    if sys.platform != "linux" or "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text():
+        cpu = "generic"
+    environment = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": "", "FASTNORM_CACHE_DIR": str(tmp_path)}
+    assert run(**environment) == run()
+
+
+def test_one_compilation_for_many_threads(folder):
+    import threading
+
+    sys.modules.pop("tiny", None)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(_compile.kernel(*NAME))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+
+
+def test_warm_results_equal_cold_ones(rng):
+    x = rng.standard_normal((5, 70)).astype(np.float32)
+    program = (
+        "import sys, numpy as np, fastnorm\n"
+        f"x = np.frombuffer(bytes.fromhex('{x.tobytes().hex()}'), np.float32).reshape(5, 70)\n"
+        "print(fastnorm.rms_norm(x).tobytes().hex())\n"
+    )
+    assert run(program).strip() == fastnorm.rms_norm(x).tobytes().hex()

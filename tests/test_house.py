@@ -1,0 +1,55 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+import inspect
+
+import numpy as np
+import pytest
+
+from fastnorm import _math, _vocabulary
+
+LOOPS_AND_BRANCHES = (ast.For, ast.While, ast.If, ast.IfExp, ast.Try, ast.With, ast.comprehension, ast.BoolOp)
+
+
+def test_formulas_have_no_loop_no_branch_no_literal(source):
+    """What would run differently on lanes, or widen a GPU's float32 to double."""
+    tree = ast.parse((source / "_math.py").read_text())
+    for node in ast.walk(tree):
+        assert not isinstance(node, LOOPS_AND_BRANCHES), ast.unparse(node)
+        if isinstance(node, ast.Constant):
+            assert isinstance(node.value, str), f"literal {node.value!r}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert node.module in {"typing", "_vocabulary"}, ast.unparse(node)
+
+
+def test_every_formula_is_registered():
+    functions = [f for _, f in inspect.getmembers(_math, inspect.isfunction) if f.__module__ == _math.__name__]
+    assert set(functions) == set(_math.FORMULAS)
+
+
+def test_no_file_is_too_long(source):
+    for file in source.rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 420, file
+
+
+def test_public_functions_never_loop(source):
+    tree = ast.parse((source / "norms.py").read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.comprehension)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_ranges_hold_what_they_promise(dtype):
+    """The thresholds of the rescue, worked out anew from the dtype itself."""
+    bounds, info = _vocabulary.RANGES[dtype], np.finfo(dtype)
+    log2 = lambda value: int(np.log2(np.longdouble(value)))  # noqa: E731
+    largest, smallest = log2(info.max) + 1, log2(info.smallest_subnormal)
+    mantissa = info.nmant + 1
+    block, blocks = 9, 27  # log2 of the elements of a block, and of the blocks of the longest row
+    assert 2 * smallest + 2 * log2(bounds.lift) > info.minexp, "a lifted square is normal"
+    assert log2(bounds.small) + 2 * log2(bounds.lift) + blocks < largest, "lifted sums have room"
+    assert 2 * (largest + log2(bounds.drop)) + block + blocks < largest, "dropped sums have room"
+    assert log2(bounds.large) + blocks < largest, "plain sums have room"
+    assert log2(bounds.large) + 2 * log2(bounds.drop) > info.minexp + mantissa, "dropped sums keep their bits"
+    assert log2(bounds.small) > info.minexp + mantissa, "plain sums lose nothing to underflow"
+    faint = log2(bounds.faint_eps) - 2 * log2(bounds.lift)  # the eps from which nothing is lifted
+    assert smallest <= faint - mantissa - 1, "eps outweighs what underflows"

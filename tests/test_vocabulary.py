@@ -1,0 +1,73 @@
+"""One text, several kinds of value: the words mean the same for lanes, for CPU numbers and for NumPy arrays."""
+
+import operator
+
+import numpy as np
+import pytest
+from numba import njit
+
+from fastnorm import _vocabulary as words
+from fastnorm._cpu.memory import load, pointer_to, store
+from fastnorm._cpu.simd import inlined
+
+WORDS = {
+    "fma": lambda a, b, c: words.fma(a, b, c),
+    "sqrt": lambda a, b, c: words.sqrt(words.magnitude(a)),
+    "magnitude": lambda a, b, c: words.magnitude(a),
+    "minimum": lambda a, b, c: words.minimum(a, b),
+    "maximum": lambda a, b, c: words.maximum(a, b),
+    "add": lambda a, b, c: a + b,
+    "sub": lambda a, b, c: a - b,
+    "mul": lambda a, b, c: a * b,
+    "truediv": lambda a, b, c: a / c,
+    "lt": lambda a, b, c: words.select(a < b, a, c),
+    "le": lambda a, b, c: words.select(a <= b, a, c),
+    "gt": lambda a, b, c: words.select(a > b, a, c),
+    "ge": lambda a, b, c: words.select(a >= b, a, c),
+    "eq": lambda a, b, c: words.select(a == b, a, c),
+    "ne": lambda a, b, c: words.select(a != b, a, c),
+    "and": lambda a, b, c: words.select((a < b) & (b < c), a, c),
+    "or": lambda a, b, c: words.select((a < b) | (b < c), a, c),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("word", WORDS)
+def test_words(rng, word, dtype):
+    formula = WORDS[word]
+    values = rng.integers(-4, 5, (3, 64)).astype(dtype)  # small integers: products are exact, so fma has no second reading
+    values[2][values[2] == 0] = 3
+    body = inlined(formula)
+
+    @njit(error_model="numpy")
+    def on_lanes(a, b, c, out):
+        store(pointer_to(out), 0, body(load(pointer_to(a), 0), load(pointer_to(b), 0), load(pointer_to(c), 0)))
+
+    @njit(error_model="numpy")
+    def on_numbers(a, b, c, out):
+        for i in range(64):
+            out[i] = body(a[i], b[i], c[i])
+
+    wanted = formula(*values)
+    for run in (on_lanes, on_numbers):
+        out = np.full(64, np.nan, dtype)
+        run(*values, out)
+        np.testing.assert_array_equal(out, wanted)
+
+
+def test_every_word_is_tested():
+    functions = [name for name, value in vars(words).items() if callable(value) and value.__doc__ and not name.startswith("_")]
+    functions = [name for name in functions if name not in {"Range", "NamedTuple", "select"}]
+    assert set(functions) <= set(WORDS)
+    assert all(hasattr(operator, name) or name in functions or name in {"and", "or"} for name in WORDS)
+
+
+def test_fma_rounds_once():
+    """Chains must not depend on what a compiler contracts: (1 + e)(1 - e) - 1 is -e**2, or 0 when rounded twice."""
+    e = np.float32(2.0**-12)
+
+    @njit
+    def number(a, b, c):
+        return words.fma(a, b, c)
+
+    assert number(1 + e, 1 - e, np.float32(-1)) == -e * e
