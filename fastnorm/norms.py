@@ -64,7 +64,7 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
 
     References
     ----------
-    .. [1] B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467.
+    .. [1] Biao Zhang and Rico Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467.
 
     Examples
     --------
