@@ -23,13 +23,12 @@ def accumulate_square(squares, x):
     return fma(x, x, squares)
 
 
-def lifting(lifted_eps, bounds):
-    """The scale for pieces whose squares would underflow: none is needed where eps outweighs them."""
-    return select(lifted_eps < bounds.faint_eps, bounds.lift, bounds.one)
+def rescue_scale(squares, lifted_eps, bounds):
+    """The scale with which a piece must be summed again, given its plain sum; 1: the sum is good. NaN and inf drop.
 
-
-def rescue_scale(squares, lift, bounds):
-    """The scale with which a piece must be summed again, given its plain sum; 1: the sum is good. NaN and inf drop."""
+    Where eps outweighs whatever the squares lose to underflow, a tiny piece needs no lifting.
+    """
+    lift = select(lifted_eps < bounds.faint_eps, bounds.lift, bounds.one)
     return select(squares < bounds.small, lift, select(squares <= bounds.large, bounds.one, bounds.drop))
 
 
@@ -79,4 +78,4 @@ def apply_rescued(x, row, weight, bounds):
 
 
 NORMS = {"rms_norm": settle_rms}
-FORMULAS = (accumulate_square, lifting, rescue_scale, join, settle_rms, apply_common, apply_rescued)
+FORMULAS = (accumulate_square, rescue_scale, join, settle_rms, apply_common, apply_rescued)

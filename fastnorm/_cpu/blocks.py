@@ -16,8 +16,8 @@ DEPTH = 64  # of a tree: enough for any row that fits into memory
 
 
 @inlined
-def sum_block(x, start, stop, bounds):
-    """Sum of squares of up to 512 elements."""
+def block_statistics(x, start, stop, lifted_eps, bounds):
+    """Statistics of up to 512 elements."""
     squares = splat(bounds.zero)
     j = start
     while j + LANES <= stop:
@@ -25,12 +25,21 @@ def sum_block(x, start, stop, bounds):
         j += LANES
     if j < stop:
         squares = _math.accumulate_square(squares, load_first(x, j, stop - j))
-    return sum_lanes(squares)
+    return rescued(sum_lanes(squares), x, start, stop, lifted_eps, bounds)
+
+
+@inlined
+def rescued(squares, x, start, stop, lifted_eps, bounds):
+    """The statistics of a block, given its plain sum: that sum, or where it left the safe range another, scaled one."""
+    scale = _math.rescue_scale(squares, lifted_eps, bounds)
+    if scale != bounds.one:
+        squares = sum_scaled_block(x, start, stop, scale, bounds)
+    return _math.Statistics(scale, as_number(stop - start, bounds.one), squares)
 
 
 @inlined
 def sum_scaled_block(x, start, stop, scale, bounds):
-    """`sum_block` of ``scale * x``; apart from it because even a factor of 1 would cost the common path."""
+    """The sum of squares of ``scale * x``; apart because even a factor of 1 would cost the common path."""
     squares = splat(bounds.zero)
     j = start
     while j + LANES <= stop:
@@ -39,21 +48,6 @@ def sum_scaled_block(x, start, stop, scale, bounds):
     if j < stop:
         squares = _math.accumulate_square(squares, load_first(x, j, stop - j) * scale)
     return sum_lanes(squares)
-
-
-@inlined
-def rescued(squares, x, start, stop, lift, bounds):
-    """The statistics of a block, given its plain sum: that sum, or where it left the safe range another, scaled one."""
-    scale = _math.rescue_scale(squares, lift, bounds)
-    if scale != bounds.one:
-        squares = sum_scaled_block(x, start, stop, scale, bounds)
-    return _math.Statistics(scale, as_number(stop - start, bounds.one), squares)
-
-
-@inlined
-def block_statistics(x, start, stop, lift, bounds):
-    """Statistics of up to 512 elements."""
-    return rescued(sum_block(x, start, stop, bounds), x, start, stop, lift, bounds)
 
 
 @inlined

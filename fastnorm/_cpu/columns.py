@@ -87,7 +87,7 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
     while column < columns:
         if column == head:
             stop = columns
-        count = min(stop - column, LANES)
+        count = LANES if column + LANES <= stop else stop - column
         if count == LANES:
             value, inverse = load(x, column), load(results, column)
         else:
@@ -114,16 +114,16 @@ def columns(norm, dtype):
     bounds = RANGES[dtype]
 
     @inlined
-    def grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lift):
+    def grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lifted_eps):
         """The trees of all columns; scales and sums lie in `tree`, two rows a level. Returns their common `top`."""
         one = splat(bounds.one)
         index, top, start = 0, 0, 0
         while start < n:
-            rows = min(BLOCK, n - start)
+            rows = BLOCK if start + BLOCK <= n else n - start
             sum_block_of_columns(x, x_stride, rows, 0, columns, columns, sums, width, one)
             for column in range(0, columns, LANES):
                 squares = load(sums, column)
-                scale = _math.rescue_scale(squares, lift, bounds)
+                scale = _math.rescue_scale(squares, lifted_eps, bounds)
                 if any_lane((scale != bounds.one) & first_lanes(columns - column)):
                     sum_block_of_columns(x, x_stride, rows, column, column + LANES, columns, sums, width, scale)
                     squares = load(sums, column)
@@ -179,7 +179,7 @@ def columns(norm, dtype):
         sums = shifted(results, RESULTS * width * itemsize(scratch))
         tree = shifted(sums, CHAIN_LEVELS * width * itemsize(scratch))
         counts = stack_of(bounds.zero, DEPTH)
-        top = grow_trees(x, x_stride, n, columns, sums, tree, counts, width, _math.lifting(lifted_eps, bounds))
+        top = grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lifted_eps)
         all_common = settle_columns(tree, counts, top, columns, width, results, eps, lifted_eps)
         for j in range(n):
             factor = shifted(weight, j * weight_stride)[0]

@@ -32,15 +32,10 @@ AHEAD = 4096  # elements: how far before its use a streamed row is asked for; 25
 
 
 @inlined
-def unit_stride(array):
-    """True if the last axis is contiguous."""
-    return array.strides[array.ndim - 1] == array.itemsize
-
-
-@inlined
 def to_line(out, n):
     """The number of elements before the first that may be streamed."""
-    return min(n, (-address(out) % LINE) // itemsize(out))
+    head = (-address(out) % LINE) // itemsize(out)
+    return head if head < n else n
 
 
 @inlined
@@ -72,7 +67,7 @@ def apply_each(x, x_stride, weight, weight_stride, factors, out, out_stride, n, 
 
 
 @inlined
-def apply_and_grow(x, weight, step, inverse, out, start, n, streaming, following, tree, lift, bounds):
+def apply_and_grow(x, weight, step, inverse, out, start, n, streaming, following, tree, lifted_eps, bounds):
     """Whole blocks of a common row's result from `start` on, and of the tree of the row after it, 64 elements of each in turn.
 
     Returns the number of blocks, and the `top` of the tree.
@@ -90,32 +85,25 @@ def apply_and_grow(x, weight, step, inverse, out, start, n, streaming, following
                 store(out, start, y)
             squares = _math.accumulate_square(squares, load(following, k))
             start += LANES
-        top = climb(tree, top, index, rescued(sum_lanes(squares), following, first, first + BLOCK, lift, bounds))
+        top = climb(tree, top, index, rescued(sum_lanes(squares), following, first, first + BLOCK, lifted_eps, bounds))
         index += 1
     return index, top
 
 
 @inlined
-def gather(source, stride, start, stop, block):
-    """Copy elements `start` to `stop` of a row of any stride to the beginning of a block."""
-    for j in range(start, stop):
-        block[j - start] = shifted(source, j * stride)[0]
-
-
-@inlined
-def summarise(x, x_stride, n, lift, bounds):
-    """The statistics of a row, or of a piece of one, of any stride."""
+def summarise(x, x_stride, n, lifted_eps, bounds):
+    """The statistics of a row, or of a piece of one, of any stride; strided ones are copied block by block."""
     tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
     block = stack_of(bounds.zero, BLOCK)
     index, top, start = 0, 0, 0
     while start < n:
-        stop = min(start + BLOCK, n)
-        if x_stride == itemsize(x):
-            statistics = block_statistics(x, start, stop, lift, bounds)
-        else:
-            gather(x, x_stride, start, stop, block)
-            statistics = block_statistics(block, 0, stop - start, lift, bounds)
-        top = climb(tree, top, index, statistics)
+        stop = start + BLOCK if start + BLOCK < n else n
+        source = shifted(x, start * x_stride)
+        if x_stride != itemsize(x):
+            for j in range(stop - start):
+                block[j] = shifted(source, j * x_stride)[0]
+            source = block
+        top = climb(tree, top, index, block_statistics(source, 0, stop - start, lifted_eps, bounds))
         index += 1
         start = stop
     return root(tree, top)
@@ -127,8 +115,14 @@ def rows(norm, dtype):
     bounds = RANGES[dtype]
 
     @inlined
+    def any_row(x, x_stride, weight, weight_stride, eps, lifted_eps, out, out_stride, n):
+        """A row of any kind and any strides."""
+        factors = settle(summarise(x, x_stride, n, lifted_eps, bounds), eps, lifted_eps, bounds)
+        apply_each(x, x_stride, weight, weight_stride, factors, out, out_stride, n, bounds)
+        return factors
+
+    @inlined
     def contiguous(x, x_stride, weight, step, eps, lifted_eps, out, out_stride, rows, n, streaming):
-        lift = _math.lifting(lifted_eps, bounds)
         tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
         following, top = x, 0
         for i in range(rows + 1):  # the result of row i - 1 and the tree of row i
@@ -141,17 +135,17 @@ def rows(norm, dtype):
                         apply_span(x, weight, step, factors.inverse, out, 0, head, False)
                     if i < rows:
                         index, grown = apply_and_grow(
-                            x, weight, step, factors.inverse, out, head, n, streaming, following, tree, lift, bounds
+                            x, weight, step, factors.inverse, out, head, n, streaming, following, tree, lifted_eps, bounds
                         )
                     apply_span(x, weight, step, factors.inverse, out, head + index * BLOCK, n, streaming)
                 else:
                     size = itemsize(x)
-                    apply_each(x, size, weight, step * size, factors, out, size, n, bounds)
+                    any_row(x, size, weight, step * size, eps, lifted_eps, out, size, n)
                 out = shifted(out, out_stride)
             while i < rows and index * BLOCK < n:
                 start = index * BLOCK
-                block = block_statistics(following, start, min(start + BLOCK, n), lift, bounds)
-                grown = climb(tree, grown, index, block)
+                stop = start + BLOCK if start + BLOCK < n else n
+                grown = climb(tree, grown, index, block_statistics(following, start, stop, lifted_eps, bounds))
                 index += 1
             x, following, top = following, shifted(following, x_stride), grown
 
@@ -159,21 +153,20 @@ def rows(norm, dtype):
         rows, n = x.shape
         if x.size > 0:
             xp, wp, op = pointer_to(x), pointer_to(weight), pointer_to(out)
-            if unit_stride(x) and unit_stride(out) and (unit_stride(weight) or weight.strides[0] == 0):
-                step = 1
-                if weight.strides[0] == 0:
+            size, x_stride, w_stride, out_stride = x.itemsize, x.strides[1], weight.strides[0], out.strides[1]
+            if x_stride == out_stride == size and w_stride in (0, size):
+                step = w_stride // size
+                if step == 0:
                     same = stack_of(bounds.zero, LANES)
                     store(same, 0, splat(wp[0]))
-                    wp, step = same, 0
+                    wp = same
                 contiguous(xp, x.strides[0], wp, step, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
                 if streaming[0]:
                     fence()
             else:
                 for i in range(rows):
                     xi, oi = shifted(xp, i * x.strides[0]), shifted(op, i * out.strides[0])
-                    row = summarise(xi, x.strides[1], n, _math.lifting(eps[1], bounds), bounds)
-                    factors = settle(row, eps[0], eps[1], bounds)
-                    apply_each(xi, x.strides[1], wp, weight.strides[0], factors, oi, out.strides[1], n, bounds)
+                    any_row(xi, x_stride, wp, w_stride, eps[0], eps[1], oi, out_stride, n)
             forget_exceptions()
 
     return Source(
@@ -189,7 +182,7 @@ def piece_statistics(dtype):
     bounds = RANGES[dtype]
 
     def kernel(x, eps, statistics):
-        piece = summarise(pointer_to(x), x.strides[0], len(x), _math.lifting(eps[1], bounds), bounds)
+        piece = summarise(pointer_to(x), x.strides[0], len(x), eps[1], bounds)
         statistics[0], statistics[1], statistics[2] = piece.scale, piece.count, piece.squares
         forget_exceptions()
 
@@ -209,7 +202,7 @@ def piece_apply(norm, dtype):
             top = climb(tree, top, i, piece)
         factors = settle(root(tree, top), eps[0], eps[1], bounds)
         xp, wp, op, n = pointer_to(x), pointer_to(weight), pointer_to(out), len(x)
-        if factors.common and unit_stride(x) and unit_stride(weight) and unit_stride(out):
+        if factors.common and x.strides[0] == weight.strides[0] == out.strides[0] == x.itemsize:
             head = to_line(op, n) if streaming[0] else 0
             apply_span(xp, wp, 1, factors.inverse, op, 0, head, False)
             apply_span(xp, wp, 1, factors.inverse, op, head, n, streaming[0])
