@@ -1,0 +1,58 @@
+"""The commands: ``fastnorm bench`` and ``fastnorm info``, also as ``python -m fastnorm ...``."""
+
+import argparse
+import sys
+
+
+def main(arguments=None):
+    """Run a command; the exit status."""
+    options = _parser().parse_args(arguments)
+    return options.run(options)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="fastnorm", description="Transformer normalisation for NumPy and CuPy arrays.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    bench = commands.add_parser("bench", help="how fast the norms are here, beside a copy and other libraries")
+    bench.add_argument("--quick", action="store_true", help="half a minute: smaller arrays, fewer rounds")
+    bench.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
+    bench.add_argument("--plot", metavar="FILE", help="also draw the rates; .png, .svg or .pdf")
+    bench.add_argument("--peers", metavar="NAMES", default="all", help="other libraries: all, none, or such as numpy,torch")
+    bench.add_argument("--threads", metavar="N", type=_positive, help="threads, for every library (default: this library's)")
+    bench.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)  # tiny arrays, for the tests
+    bench.set_defaults(run=_bench)
+
+    info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
+    info.set_defaults(run=_info)
+    return parser
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def _bench(options):
+    try:
+        import rich
+    except ImportError:
+        print("fastnorm bench needs rich, onnx and others: pip install '.[bench]' in a checkout of fastnorm", file=sys.stderr)
+        return 1
+    assert rich
+    from ._bench.command import bench
+
+    return bench(options)
+
+
+def _info(options):
+    from ._config import show_config
+
+    show_config()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

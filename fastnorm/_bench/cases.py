@@ -1,0 +1,101 @@
+"""What is measured and what it should reach. Adding a case, a dtype or a norm's shape is a line in `CASES`."""
+
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """What a case should reach.
+
+    ``Target("numpy", ">=", 12)``: 12 times as fast as numpy, or faster. ``Target("raw ufunc", "<=", 2)``: twice the time
+    of it, or less. ``Target("seconds", "<=", 0.4)``: that much time. "copy" is the best of all copies.
+    """
+
+    against: str
+    relation: str
+    limit: float
+
+
+class Case(NamedTuple):
+    """One piece of work for this library and for whoever else can do it."""
+
+    row: int  # of the table of targets in the documentation
+    function: str
+    shape: tuple[int, ...]
+    targets: tuple[Target, ...]
+    dtype: str = "float32"
+    axis: int = -1
+    out: bool = True  # with `out=`, without page faults; False: a new result each time
+    peers: bool = True  # other libraries, too
+    busy: bool = False  # while another process keeps one core busy
+    data: str = ""  # "minilm": real data; "": normally distributed
+    quick: tuple[int, ...] = ()  # the shape for --quick; (): the same
+
+    @property
+    def title(self):
+        """The work in words: ``rms_norm 16384x4096``."""
+        notes = [self.dtype if self.dtype != "float32" else "", f"axis {self.axis}" if self.axis != -1 else ""]
+        notes += ["" if self.out else "new", "core busy" if self.busy else "", "MiniLM" if self.data else ""]
+        return " ".join([self.function, "x".join(map(str, self.shape)), *filter(None, notes)])
+
+
+class Start(NamedTuple):
+    """A program in a process of its own, which prints the seconds to report."""
+
+    row: int
+    title: str
+    program: str
+    targets: tuple[Target, ...]
+    cold: bool = False  # with an empty cache folder
+
+
+def at_least(against, limit):
+    """So many times as fast."""
+    return Target(against, ">=", limit)
+
+
+def at_most(against, limit):
+    """So many times the time."""
+    return Target(against, "<=", limit)
+
+
+_LARGE = (at_least("copy", 0.95), at_least("onnxruntime", 1.5), at_least("torch layer_norm", 4), at_least("numpy", 12))
+_CACHED = (at_least("onnxruntime", 1.3),)
+_IMPORT = "import numpy, time; start = time.perf_counter(); import fastnorm; print(time.perf_counter() - start)"
+
+
+def _first_call(function, dtype):
+    return (
+        f"import numpy, time, fastnorm; x = numpy.ones((8, 768), {dtype!r}); start = time.perf_counter(); "
+        f"fastnorm.{function}(x); print(time.perf_counter() - start)"
+    )
+
+
+CASES = (
+    Case(1, "rms_norm", (16384, 4096), _LARGE, quick=(4096, 4096)),
+    Case(1, "rms_norm", (30522, 384), _LARGE, data="minilm"),
+    # A slab of columns does not fit the second cache, so x is read twice: 0.67 of copy is the limit.
+    Case(4, "rms_norm", (4096, 4096), (at_least("copy", 0.58),), axis=0),
+    Case(4, "rms_norm", (32, 256, 56, 56), (at_least("copy", 0.75),), axis=1, quick=(8, 256, 56, 56)),
+    Case(5, "rms_norm", (128, 4096), _CACHED),
+    Case(5, "rms_norm", (8, 768), _CACHED),
+    Case(6, "rms_norm", (1, 4096), (at_most("raw ufunc", 2.0), at_most("onnxruntime", 0.6)), out=False),
+    Case(6, "rms_norm", (1, 64), (at_most("raw ufunc", 2.0),), out=False),
+    Case(13, "rms_norm", (512, 4096), (at_least("1 thread", 1.8),), peers=False),
+    Case(13, "rms_norm", (8, 768), (at_most("1 thread", 1.1),), peers=False),
+    Case(13, "rms_norm", (2048, 4096), (at_most("1 thread", 1.3),), peers=False, busy=True),
+)
+
+STARTS = (
+    Start(14, "import fastnorm, after numpy", _IMPORT, (at_most("seconds", 0.05),)),
+    Start(14, "first call, warm cache", _first_call("rms_norm", "float32"), (at_most("seconds", 0.4),)),
+    Start(14, "first call, cold cache", _first_call("rms_norm", "float32"), (at_most("seconds", 2.0),), cold=True),
+)
+
+
+def cases(size):
+    """The cases for a size: "full"; "quick"; "smoke", which only shows that everything runs."""
+    if size == "full":
+        return CASES
+    if size == "quick":
+        return tuple(case._replace(shape=case.quick or case.shape) for case in CASES)
+    return tuple(case._replace(shape=tuple(min(n, 40) for n in case.shape)) for case in CASES if not case.data)

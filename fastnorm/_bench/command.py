@@ -1,0 +1,103 @@
+"""`fastnorm bench`: measure, show, and write down."""
+
+import json
+import os
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+import fastnorm
+
+from .._config import processor_name, show_config
+from . import table
+from .cases import STARTS, cases
+from .measure import WrongResult, measure, measure_start
+from .peers import PEERS, versions
+
+BUSY = 0.5  # load average from which neighbours are mentioned
+
+
+def bench(options):
+    """Run all cases; the exit status: 1 if a result was wrong, and then nothing of it is shown."""
+    size = "smoke" if options.smoke else "quick" if options.quick else "full"
+    threads = options.threads or fastnorm.get_num_threads()
+    peers = chosen(options.peers)
+    console, load = Console(), load_average()
+    try:
+        results = run(size, threads, peers)
+    except WrongResult as wrong:
+        print(f"fastnorm bench: {wrong}", file=sys.stderr)
+        return 1
+    console.print(table.speeds(results, peers))
+    console.print(table.targets(results))
+    for line in table.remarks(results):
+        console.print(f"- {line}", highlight=False, markup=False)
+    console.print(footnote(size, threads, load), highlight=False, markup=False)
+    if options.json:
+        chose = {"size": size, "threads": threads, "peers": list(peers)}
+        told = table.as_json(results, show_config(mode="dicts") | {"load_average": load}, chose, versions())
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(told, file, indent=1)
+    if options.plot:
+        from .plot import plot
+
+        plot(results, options.plot)
+    return 0
+
+
+def run(size, threads, peers):
+    """Results of all cases, with a progress bar where somebody watches."""
+    work = [*cases(size), *STARTS]
+    results = []
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn()
+    # Drawn between the rounds, never during one: a thread that draws ten times a second would be measured, too.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(work))
+
+        def advance(share):
+            progress.update(task, completed=len(results) + share, refresh=True)
+
+        for case in work:
+            progress.update(task, description=case.title, completed=len(results), refresh=True)
+            if case in STARTS:
+                results.append(measure_start(case, size))
+            else:
+                results.append(measure(case, size, threads, peers, advance))
+    return results
+
+
+def chosen(names):
+    """The peers that the command line asks for."""
+    if names == "all":
+        return tuple(PEERS)
+    if names == "none":
+        return ()
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in PEERS]
+    if unknown:
+        raise SystemExit(f"fastnorm bench: --peers: no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    return tuple(wanted)
+
+
+def footnote(size, threads, load):
+    """Under what conditions the figures hold."""
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    lines = [
+        f"\nfastnorm {fastnorm.__version__}, {threads} thread{'s' if threads > 1 else ''}, {processor_name()}; {installed}.",
+        "Every result was checked against float64 before it was timed. Ratios are medians over rounds in which all were timed "
+        "in turn; 'best' is the ratio of the best times.",
+    ]
+    if size != "full":
+        lines.append("A quick run: take figures to publish from a full one.")
+    if load > BUSY:
+        lines.append(
+            f"Others were at work on this machine (load average {load:.1f} before): take no figures from this run."
+        )
+    return "\n".join(lines)
+
+
+def load_average():
+    """Processes that wanted a core during the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -1,0 +1,190 @@
+"""Measuring: a result is checked against the oracle before it is timed, and all contenders are timed in turn.
+
+Machines drift, and neighbours come and go: what counts are ratios within a round. In each round everybody is timed
+once, one after the other; a ratio is taken in each round, and its median over the rounds is what is reported. Beside it stands
+the ratio of the best times, which is what a quiet machine would show.
+"""
+
+import math
+import statistics
+import time
+import timeit
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fastnorm
+
+from . import oracles
+from .peers import COPIES, EPS, EXACT, PEERS, Absent, Job, contender, has_gpu
+from .processes import busy_core, start_times
+from .realdata import embeddings
+
+BATCH = 2e-3  # seconds that a timing should take at least: the clock, the caches and the call into it are then below 1 %
+SECONDS = {"full": 6.0, "quick": 0.5, "smoke": 0.0}  # a case, as long as there are enough rounds
+ROUNDS = {"full": (7, 41), "quick": (5, 21), "smoke": (2, 2)}  # at least, at most; an odd number has a median of its own
+WEIGHTS = {"rms_norm": 1, "layer_norm": 2, "unit_norm": 0}  # weight and bias: how many of them a function has
+
+
+class WrongResult(Exception):  # noqa: N818 - what it is
+    """A contender's result is not the oracle's: there is nothing to time."""
+
+
+class Result(NamedTuple):
+    """What a case or a start gave."""
+
+    case: Any
+    seconds: dict[str, list[float]]  # a contender: seconds a call, in each round
+    absent: dict[str, str]  # a contender that does not take part: why
+    skipped: str = ""  # why nothing was measured
+    bytes: int = 0  # read and written by a call: the input once, the output once
+
+    def copy(self):
+        """The fastest of the copies."""
+        copies = [name for name in COPIES if name in self.seconds]
+        return min(copies, key=lambda name: statistics.median(self.seconds[name]), default=None)
+
+    def speed(self, name, against):
+        """How many times as fast `name` is as `against`: the median of the rounds, and by the best times; None if unknown."""
+        if against == "copy":
+            against = self.copy()
+        if name not in self.seconds or against not in self.seconds:
+            return None
+        ours, theirs = self.seconds[name], self.seconds[against]
+        return statistics.median(b / a for a, b in zip(ours, theirs, strict=True)), min(theirs) / min(ours)
+
+    def reached(self, target):
+        """What stands beside a `Target`: the median and the best; None if it could not be measured."""
+        if target.against == "seconds":
+            seconds = self.seconds.get("fastnorm")
+            return (statistics.median(seconds), min(seconds)) if seconds else None
+        speed = self.speed("fastnorm", target.against)
+        if speed is None or target.relation == ">=":
+            return speed
+        return tuple(1 / s for s in speed)
+
+
+def met(target, reached):
+    """True if the median is within the target."""
+    return reached[0] >= target.limit if target.relation == ">=" else reached[0] <= target.limit
+
+
+# ----------------------------------------------------------------------------------------------------- the measuring
+def measure(case, size, threads, peers=tuple(PEERS), advance=lambda share: None):
+    """Check and time everybody on a `Case`; `advance` is told the share of the work that is done."""
+    if not hasattr(fastnorm, case.function):
+        return Result(case, {}, {}, skipped=f"fastnorm has no {case.function}")
+    try:
+        job = prepare(case, threads)
+    except Absent as reason:
+        return Result(case, {}, {}, skipped=str(reason))
+    contenders, absent = {}, {}
+    for name in line_up(case, peers):
+        try:
+            contenders[name] = contender(name, job)
+        except Absent as reason:
+            absent[name] = str(reason)
+    for name, one in contenders.items():
+        check(name, one, job)
+    with busy_core(case.busy):
+        seconds = rounds(contenders, size, threads, advance)
+    return Result(case, seconds, absent, bytes=job.x.nbytes + job.out.nbytes)
+
+
+def measure_start(start, size):
+    """Run the processes of a `Start`."""
+    return Result(start, {"fastnorm": start_times(start, size)}, {})
+
+
+def line_up(case, peers):
+    """The names of all who take part in a case, this library first."""
+    names = ["fastnorm", *(COPIES if case.out else ()), *(p for p in peers if case.peers)]
+    names += [t.against for t in case.targets if t.against != "copy" and t.against not in PEERS]
+    return [*names, "gpu"] if case.out and case.peers and has_gpu() else names
+
+
+def prepare(case, threads):
+    """The arrays of a case. Its numbers are the same in each run."""
+    generator = np.random.default_rng(2024)
+    x = embeddings() if case.data else generator.standard_normal(case.shape, np.float32).astype(case.dtype)
+    n = x.shape[case.axis]
+    weights = [(1 + 0.1 * generator.standard_normal(n, np.float32)).astype(case.dtype) for _ in range(WEIGHTS[case.function])]
+    return Job(case, x, tuple(weights), np.empty_like(x), threads)
+
+
+def rounds(contenders, size, threads, advance=lambda share: None):
+    """Seconds a call for each contender, in each round."""
+    counts = {name: _count(one, threads) for name, one in contenders.items()}
+    seconds = {name: [] for name in contenders}
+    least, most = ROUNDS[size]
+    end = time.perf_counter() + SECONDS[size]
+    for done in range(most):
+        if done >= least and time.perf_counter() > end:
+            break
+        for name, one in contenders.items():
+            seconds[name].append(_time(one, counts[name], threads))
+        advance((done + 1) / most)
+    return seconds
+
+
+def _count(one, threads):
+    """Calls that take `BATCH` together."""
+    number, took = 1, _time(one, 1, threads)
+    while took < BATCH / 4 and number < 1 << 20:  # a first guess by a single call is off by its cold caches
+        number *= 4
+        took = _time(one, number, threads) * number
+    return max(1, math.ceil(number * BATCH / took))
+
+
+def _time(one, number, threads):
+    """Seconds a call, of `number` calls in a row."""
+    settle()
+    with fastnorm.set_num_threads(one.threads or threads):
+        if number > 1:
+            one.call()
+        return timeit.Timer(one.call).timeit(number) / number
+
+
+def settle(patience=0.25):
+    """Wait until no thread of this process works any more: onnxruntime's spin for 50 to 80 ms after a call."""
+    end = time.perf_counter() + patience
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(0.004)
+        if time.process_time() - before < 0.001:
+            break
+
+
+# ----------------------------------------------------------------------------------------------------- the checking
+def check(name, one, job):
+    """Raise `WrongResult` unless a contender's result is the oracle's, within its `ulps` of the largest number of a row."""
+    job.out.fill(np.nan)  # so that nothing counts that somebody else has left there
+    with fastnorm.set_num_threads(one.threads or job.threads):
+        returned = one.call()
+    y = np.moveaxis(np.asarray(one.read(returned)), job.case.axis, -1)
+    x = np.moveaxis(job.x, job.case.axis, -1)
+    if y.shape != x.shape or y.dtype != x.dtype:
+        raise WrongResult(f"{name}: {job.case.title}: {y.dtype} of shape {y.shape} came back for {x.dtype} of {x.shape}")
+    every = 1 if one.ulps <= EXACT else max(1, len(x) // 1024)  # all rows of this library, a sample of the others
+    step = max(1, (1 << 22) // (x.size // len(x))) * every
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step, every)
+        error = _ulps(y[rows], _expected(one, job, x[rows]))
+        if not error <= one.ulps:
+            where = f"rows {start} to {min(start + step, len(x)) - 1}"
+            raise WrongResult(f"{name}: {job.case.title}: off by {error:.3g} ulp in {where}, allowed are {one.ulps}")
+
+
+def _expected(one, job, x):
+    function = one.oracle or job.case.function
+    if function == "copy":
+        return x
+    weights = job.weights[: WEIGHTS[function]] if WEIGHTS[job.case.function] else ()
+    return getattr(oracles, function)(x, *weights, eps=EPS[function])
+
+
+def _ulps(y, expected):
+    """The largest error, in units in the last place of the row's largest number."""
+    largest = np.max(np.abs(expected), axis=-1, keepdims=True)
+    unit = np.spacing(largest.astype(y.dtype)).astype(expected.dtype)
+    return float(np.max(np.abs(y - expected) / unit))
