@@ -1,0 +1,195 @@
+"""What a thread and its block can do: the words of `_vocabulary`, memory 128 bits at a time, sums over all threads.
+
+Nothing here or in a kernel may name a float literal: ``1.0`` would widen float32 to double, which most GPUs compute 64
+times slower. Constants come from `_vocabulary.RANGES`, everything else takes the dtype of its arguments.
+"""
+
+from llvmlite import ir
+from numba import cuda
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic, lower_builtin, register_jitable, type_callable
+
+from .. import _math
+from .. import _vocabulary as words
+from .launch import WARP
+
+ALL = 0xFFFFFFFF  # every lane of a warp takes part
+LOAD = 16  # bytes of the widest load and store
+CHAINS = 4  # sums that a thread keeps side by side
+
+_FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_SUFFIX = {types.float32: "f32", types.float64: "f64"}
+_I32 = ir.IntType(32)
+
+
+# ------------------------------------------------------------------------------------------------- the vocabulary
+def _define(word, arity, emit):
+    """Give a word its body for numbers of one dtype: ``emit(builder, suffix, *values)`` writes the instructions."""
+
+    @type_callable(word)
+    def typing(context):
+        def typer(*kinds):
+            return kinds[0] if kinds[0] in _FLOAT and len(set(kinds)) == 1 else None
+
+        return _with_arity(typer, arity)
+
+    @lower_builtin(word, *[types.Float] * arity)
+    def lowering(context, builder, signature, args):
+        return emit(builder, _SUFFIX[signature.return_type], *args)
+
+
+def _with_arity(typer, arity):
+    """Numba reads a typer's arguments from its signature."""
+    return {1: lambda a: typer(a), 2: lambda a, b: typer(a, b), 3: lambda a, b, c: typer(a, b, c)}[arity]
+
+
+def _llvm(name):
+    """The LLVM intrinsic `name`."""
+
+    def emit(builder, suffix, *values):
+        kind = values[0].type
+        declared = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind] * len(values)), f"llvm.{name}.{suffix}"
+        )
+        return builder.call(declared, values)
+
+    return emit
+
+
+def _without_sign(builder, suffix, x):
+    """NVVM has no ``llvm.fabs``."""
+    bits = ir.IntType(int(suffix[1:]))
+    return builder.bitcast(builder.and_(builder.bitcast(x, bits), bits((1 << (bits.width - 1)) - 1)), x.type)
+
+
+def _smaller(sign):
+    return lambda builder, suffix, a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b)
+
+
+_define(words.fma, 3, _llvm("fma"))
+_define(words.sqrt, 1, _llvm("sqrt"))
+_define(words.magnitude, 1, _without_sign)
+_define(words.minimum, 2, _smaller("<"))
+_define(words.maximum, 2, _smaller(">"))
+
+
+@type_callable(words.select)
+def _type_select(context):
+    def typer(condition, if_true, if_false):
+        return if_true if isinstance(condition, types.Boolean) and if_true == if_false else None
+
+    return typer
+
+
+@lower_builtin(words.select, types.Boolean, types.Any, types.Any)
+def _lower_select(context, builder, signature, args):
+    return builder.select(builder.trunc(args[0], ir.IntType(1)) if args[0].type.width > 1 else args[0], *args[1:])
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+inlined = register_jitable  # NVVM inlines every function of these kernels: `tests/test_cuda_kernels.py` finds no call
+
+for _formula in _math.FORMULAS:
+    inlined(_formula)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+@intrinsic
+def shifted(typing, pointer, distance):
+    """A pointer moved by a number of bytes, counted in 64 bits."""
+
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        return builder.bitcast(builder.gep(builder.bitcast(args[0], byte), [args[1]]), args[0].type)
+
+    return pointer(pointer, types.int64), codegen
+
+
+@intrinsic
+def load_wide(typing, pointer, index, registers, place):
+    """``registers[place : place + 4] = pointer[index : index + 4]`` in one load (two elements of float64).
+
+    The address must be a multiple of 16: an instruction of this width is a promise, and breaking it ends the context.
+    """
+
+    def codegen(context, builder, signature, args):
+        source, target = _wide(builder, args[0], args[1]), _wide_registers(context, builder, signature.args[2], args[2:])
+        builder.store(builder.load(source, align=LOAD), target, align=_FLOAT_SIZE[signature.args[0].dtype])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, registers, types.int64), codegen
+
+
+@intrinsic
+def store_wide(typing, pointer, index, registers, place):
+    """``pointer[index : index + 4] = registers[place : place + 4]`` in one store; see `load_wide`."""
+
+    def codegen(context, builder, signature, args):
+        target, source = _wide(builder, args[0], args[1]), _wide_registers(context, builder, signature.args[2], args[2:])
+        builder.store(builder.load(source, align=_FLOAT_SIZE[signature.args[0].dtype]), target, align=LOAD)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, registers, types.int64), codegen
+
+
+_FLOAT_SIZE = {types.float32: 4, types.float64: 8}
+
+
+def _wide(builder, pointer, index):
+    """A pointer to all that one load takes from element `index` on."""
+    address = builder.gep(pointer, [index])
+    element = address.type.pointee
+    count = LOAD // (4 if isinstance(element, ir.FloatType) else 8)
+    return builder.bitcast(address, ir.VectorType(element, count).as_pointer())
+
+
+def _wide_registers(context, builder, kind, args):
+    data = context.make_array(kind)(context, builder, value=args[0]).data
+    return _wide(builder, data, args[1])
+
+
+@intrinsic
+def as_number(typing, integer, like):
+    """An integer in the dtype of `like` (numba would make it a double)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.sitofp(args[0], _FLOAT[like])
+
+    return like(types.int64, like), codegen
+
+
+# ------------------------------------------------------------------------------------------------------------ sums
+@inlined
+def sum_warp(value):
+    """The sum over the lanes of a warp, the same bits in every lane: each step adds the same two numbers in both."""
+    value += cuda.shfl_xor_sync(ALL, value, 1)
+    value += cuda.shfl_xor_sync(ALL, value, 2)
+    value += cuda.shfl_xor_sync(ALL, value, 4)
+    value += cuda.shfl_xor_sync(ALL, value, 8)
+    return value + cuda.shfl_xor_sync(ALL, value, 16)
+
+
+@inlined
+def sum_block(value, warps, zero):
+    """The sum over the threads of a block, the same bits in every thread. `warps`: 32 numbers of shared memory.
+
+    To be followed by a barrier before `warps` is used again.
+    """
+    lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+    value = sum_warp(value)
+    if lane == 0:
+        warps[warp] = value
+    cuda.syncthreads()
+    return sum_warp(warps[lane] if lane < cuda.blockDim.x // WARP else zero)
+
+
+@inlined
+def add_exactly(total, lost, value):
+    """``total + value``, and what all such roundings lost together.
+
+    A thread of a block of 1024 adds up 1024 pieces of a row of 2**24; in plain float32 a row of equal numbers would be
+    off by hundreds of units in the last place.
+    """
+    new = total + value
+    added = new - total
+    return new, lost + ((total - (new - added)) + (value - added))
