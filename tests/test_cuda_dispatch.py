@@ -1,0 +1,104 @@
+"""Public functions on CuPy arrays: what reaches the launch, what is refused, and that both backends are alike."""
+
+import inspect
+
+import cuda_devices  # first: it skips where there is no CuPy
+import cupy
+import numpy as np
+import pytest
+
+import fastnorm
+from fastnorm import _cpu, _cuda
+
+
+@pytest.fixture
+def device():
+    with cuda_devices.interpreted() as found:
+        yield found
+
+
+def test_backends_are_alike():
+    assert set(_cuda.__all__) == {name for name in _cpu.__all__ if name != "small_plan"}
+    for name in _cuda.__all__:
+        assert inspect.signature(getattr(_cuda, name)) == inspect.signature(getattr(_cpu, name))
+
+
+def test_a_launch(device, rng):
+    x = device.array(rng.standard_normal((6, 4, 1024)).astype(np.float32))
+    weight = device.array(np.ones(1024, np.float32))
+    y = fastnorm.rms_norm(x, weight, eps=1e-5)
+    (one,) = device.launches
+    assert type(y) is cupy.ndarray
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert one.entry == "fastnorm_rows_rms_norm_float32_True_True"
+    assert (one.grid, one.block) == ((24,), (64,))
+    eps, lifted_eps = np.float32(1e-5), np.float32(np.inf)
+    assert one.arguments == (x.data.ptr, 4096, weight.data.ptr, 1, eps, lifted_eps, y.data.ptr, 4096, 1024)
+    assert {type(a) for a in one.arguments} == {int, np.float32}
+
+
+def test_out_and_views(device):
+    base = device.array(np.ones((8, 2, 1026), np.float32))
+    x = base[::2, 1, :1024]
+    out = cupy.empty((4, 1024), np.float32)
+    assert fastnorm.rms_norm(x, out=out) is out
+    (one,) = device.launches
+    assert one.arguments[:4] == (base.data.ptr + 1026 * 4, 4 * 1026 * 4, 0, 0)
+    assert one.arguments[6:] == (out.data.ptr, 4096, 1024)
+    assert one.entry.endswith("False_True")  # 1026 floats are no multiple of 16 bytes
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "aligned"),
+    [
+        (np.s_[:], np.s_[:], True),
+        (np.s_[:, 4:8], np.s_[4:8], True),
+        (np.s_[:, 1:5], np.s_[:4], False),
+        (np.s_[:, 4:8], np.s_[1:5], False),
+        (np.s_[:, :6], np.s_[:6], False),
+    ],
+)
+def test_alignment(device, x, weight, aligned):
+    x, weight = device.array(np.ones((2, 8), np.float32))[x], device.array(np.ones(8, np.float32))[weight]
+    fastnorm.rms_norm(x, weight)
+    assert device.launches[0].entry.endswith(f"{aligned}_True")
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (3, 0, 4)])
+def test_empty_arrays_launch_nothing(device, shape):
+    x = device.array(np.ones(shape, np.float32))
+    y = fastnorm.rms_norm(x)
+    assert type(y) is cupy.ndarray
+    assert y.shape == shape
+    assert device.launches == []
+
+
+def test_a_kernel_is_loaded_once(device, monkeypatch):
+    loads = []
+    monkeypatch.setattr(_cuda.norms.launch, "load", lambda *arguments: loads.append(arguments) or device.load(*arguments))
+    x = device.array(np.ones((2, 8), np.float32))
+    fastnorm.rms_norm(x)
+    fastnorm.rms_norm(x)
+    assert len(loads) == 1
+
+
+def test_libraries_do_not_mix(device):
+    on_host, on_device = np.ones((2, 8), np.float32), device.array(np.ones((2, 8), np.float32))
+    for x, y, wanted in ((on_host, on_device, "numpy.*cupy"), (on_device, on_host, "cupy.*numpy")):
+        with pytest.raises(TypeError, match=f"rms_norm: weight .*{wanted}"):
+            fastnorm.rms_norm(x, y[0])
+        with pytest.raises(TypeError, match=f"rms_norm: out .*{wanted}"):
+            fastnorm.rms_norm(x, out=y)
+
+
+def test_checks_are_those_of_the_cpu(device):
+    x = device.array(np.ones((2, 8), np.float32))
+    with pytest.raises(ValueError, match=r"weight must have shape \(8,\) to match axis -1 of x, got \(7,\)"):
+        fastnorm.rms_norm(x, x[0, :7])
+    with pytest.raises(ValueError, match=r"out must have shape \(2, 8\)"):
+        fastnorm.rms_norm(x, out=x[:1])
+    with pytest.raises(np.exceptions.AxisError):
+        fastnorm.rms_norm(x, axis=2)
+    with pytest.raises(TypeError, match="complex64"):
+        fastnorm.rms_norm(device.array(np.ones((2, 8), np.complex64)))
+    assert device.launches == []

@@ -1,0 +1,102 @@
+"""PTX on disk: found again without numba, told apart by what decides how it comes out."""
+
+import subprocess
+import sys
+
+import cuda_devices  # noqa: F401 - first: it skips where there is no compiler
+import pytest
+
+from fastnorm import _compile
+from fastnorm._cuda import launch
+
+NAME = ("fastnorm._cuda.rows:rows", "rms_norm", "float32", True, True)
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """The names compiled from now on, with an empty cache folder."""
+    names = []
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(launch, "compile_ptx", lambda *arguments: names.append(arguments) or b"some PTX")
+    _compile.cache_folder.cache_clear()
+    yield names
+    _compile.cache_folder.cache_clear()
+
+
+def test_second_time_from_disk(compiled):
+    assert launch.program(NAME, "90") == launch.program(NAME, "90") == b"some PTX"
+    assert compiled == [(NAME, "90")]
+
+
+def test_each_capability_has_its_own(compiled):
+    launch.program(NAME, "90")
+    launch.program(NAME, "80")
+    assert compiled == [(NAME, "90"), (NAME, "80")]
+
+
+@pytest.mark.parametrize("which", ["numba-cuda", "numba", "nvidia-nvvm"])
+def test_another_compiler_has_its_own(compiled, monkeypatch, which):
+    launch.program(NAME, "90")
+    original = launch._version
+    monkeypatch.setattr(launch, "_version", lambda name: (name, "0") if name == which else original(name))
+    _compile.cache_folder.cache_clear()
+    launch.program(NAME, "90")
+    assert len(compiled) == 2
+
+
+def test_a_damaged_file_is_compiled_anew(compiled, tmp_path):
+    launch.program(NAME, "90")
+    (file,) = tmp_path.rglob("*sm_90*")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert launch.program(NAME, "90") == b"some PTX"
+    assert len(compiled) == 2
+
+
+def test_without_a_folder(compiled, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    _compile.cache_folder.cache_clear()
+    assert launch.program(NAME, "90") == b"some PTX"
+
+
+def test_a_version_that_cannot_be_found_is_none():
+    assert launch._version("no-such-distribution") == ("no-such-distribution", None)
+
+
+def test_the_driver_is_not_asked():
+    """Compiling leaves numba's own view of the current device as it was."""
+    from numba.cuda import dispatcher
+
+    before = dispatcher.get_current_device
+    with launch._compiling_for((8, 0)):
+        assert dispatcher.get_current_device().compute_capability == (8, 0)
+    assert dispatcher.get_current_device is before
+
+
+def test_no_numba_once_on_disk():
+    launch.program(NAME, "90")
+    program = f"""
+import sys
+from fastnorm._cuda import launch
+ptx = launch.program({NAME!r}, "90")
+assert b".entry fastnorm_rows_rms_norm_float32_True_True(" in ptx
+assert not {{"numba", "llvmlite", "fastnorm._cuda.rows"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+@pytest.mark.slow
+def test_both_backends_in_one_process(tmp_path):
+    """The CPU's registrations with numba and the GPU's, in either order, get along."""
+    for first, second in (("_cpu.rows", "_cuda.rows"), ("_cuda.rows", "_cpu.rows")):
+        program = f"""
+import importlib, os
+os.environ["FASTNORM_CACHE_DIR"] = {str(tmp_path / first)!r}
+importlib.import_module("fastnorm.{first}")
+importlib.import_module("fastnorm.{second}")
+import numpy, fastnorm
+from fastnorm._cuda import launch
+assert b".f64" not in launch.program({NAME!r}, "90")
+assert (fastnorm.rms_norm(numpy.ones((2, 8), numpy.float32), eps=0.0) == 1).all()
+"""
+        subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
