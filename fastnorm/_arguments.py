@@ -107,7 +107,8 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
     weight = _weight(function, "weight", weight, axis, tuple(x.shape[a] for a in axes), dtype, arrays)
     offset = _number(function, "weight_offset", weight_offset)
     if weight is not None and offset:
-        weight = weight + weight.dtype.type(offset)
+        with np.errstate(all="ignore"):
+            weight = weight + weight.dtype.type(offset)
 
     x = _native(x, dtype)
     if out is None:

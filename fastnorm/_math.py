@@ -26,9 +26,10 @@ def accumulate_square(squares, x):
 def rescue_scale(squares, lifted_eps, bounds):
     """The scale with which a piece must be summed again, given its plain sum; 1: the sum is good. NaN and inf drop.
 
-    Where eps outweighs whatever the squares lose to underflow, a tiny piece needs no lifting.
+    Where eps outweighs whatever squares lose to underflow, a tiny piece needs no lifting, but a sum of 0 does: to tell
+    a piece of zeros, which are common, from one of numbers that a weight may bring back.
     """
-    lift = select(lifted_eps < bounds.faint_eps, bounds.lift, bounds.one)
+    lift = select((lifted_eps < bounds.faint_eps) | (squares == bounds.zero), bounds.lift, bounds.one)
     return select(squares < bounds.small, lift, select(squares <= bounds.large, bounds.one, bounds.drop))
 
 
@@ -45,8 +46,7 @@ class Factors(NamedTuple):
 
     scale: Any
     inverse: Any
-    common: Any  # nearly every row: scale is 1 and no product on the way to y can leave the range
-    faint: Any  # eps outweighs a tiny row, so that `x * inverse` may be subnormal before the weight lifts it
+    common: Any  # nearly every row: scale is 1 (or x is 0) and no product on the way to y leaves the range
 
 
 def settle_rms(row, eps, lifted_eps, bounds):
@@ -54,12 +54,14 @@ def settle_rms(row, eps, lifted_eps, bounds):
 
     One root of one quotient: three roundings, where ``1 / sqrt(squares / count + eps)`` has four.
     """
-    floor = select(row.scale > bounds.one, lifted_eps, eps * row.scale * row.scale)
-    power = fma(row.count, floor, row.squares)
+    drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)  # lifted for nothing: eps is all that counts
+    scale = select(drowned, bounds.one, row.scale)
+    squares = select(drowned, bounds.zero, row.squares)
+    floor = select(scale > bounds.one, lifted_eps, eps * scale * scale)
+    power = fma(row.count, floor, squares)
     inverse = select(power == bounds.zero, bounds.zero, sqrt(row.count / power))
-    faint = (row.scale == bounds.one) & (row.squares < bounds.small)
-    common = (row.scale == bounds.one) & (row.squares >= bounds.small) | (row.squares == bounds.zero)
-    return Factors(row.scale, inverse, common, faint)
+    common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
+    return Factors(scale, inverse, common)
 
 
 def apply_common(x, inverse, weight):
@@ -68,13 +70,13 @@ def apply_common(x, inverse, weight):
 
 
 def apply_rescued(x, row, weight, bounds):
-    """The result for an element of any row: scaled as its squares were, multiplied in an order that keeps it in range.
+    """The result for an element of any row: scaled as its squares were, and lifted where the product nears underflow.
 
-    A product of a tiny x, a weight above 1 and an inverse is taken weight first: what underflowed could not come back.
+    A large weight would bring back what a subnormal ``x * inverse`` had lost.
     """
     x = x * row.scale
-    weight_first = (magnitude(weight) > bounds.one) & row.faint
-    return select(weight_first, x * weight * row.inverse, x * row.inverse * weight)
+    y = x * row.inverse
+    return select(magnitude(y) < bounds.small, x * bounds.lift * row.inverse * weight * bounds.unlift, y * weight)
 
 
 NORMS = {"rms_norm": settle_rms}

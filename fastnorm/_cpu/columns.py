@@ -95,9 +95,8 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
         y = _math.apply_common(value, inverse, weight)
         if not all_common:
             scale = load(results, width + column)
-            faint = load(results, 2 * width + column) == bounds.one
-            common = load(results, 3 * width + column) == bounds.one
-            factors = _math.Factors(scale, inverse, common, faint)
+            common = load(results, 2 * width + column) == bounds.one
+            factors = _math.Factors(scale, inverse, common)
             y = select(common, y, _math.apply_rescued(value, factors, weight, bounds))
         if count < LANES:
             store_first(out, column, count, y)
@@ -167,8 +166,7 @@ def columns(norm, dtype):
             common = select(factors.common, one, zero)
             store(results, column, factors.inverse)
             store(results, width + column, factors.scale)
-            store(results, 2 * width + column, select(factors.faint, one, zero))
-            store(results, 3 * width + column, common)
+            store(results, 2 * width + column, common)
             if any_lane((common != bounds.one) & first_lanes(columns - column)):
                 all_common = False
         return all_common

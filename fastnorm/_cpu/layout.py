@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 BLOCK = 512  # elements of a row that are summed together, see `blocks`
 CHAIN_LEVELS = 7  # partial sums of a tree over the 64 chains of a block
-RESULTS = 4  # rows of scratch for what applying needs of each column: inverse, scale, faint, common
+RESULTS = 3  # rows of scratch for what applying needs of each column: inverse, scale, common
 
 
 def scratch_rows(n):
