@@ -92,9 +92,7 @@ def footnote(size, threads, load):
     if size != "full":
         lines.append("A quick run: take figures to publish from a full one.")
     if load > BUSY:
-        lines.append(
-            f"Others were at work on this machine (load average {load:.1f} before): take no figures from this run."
-        )
+        lines.append(f"Others were at work on this machine (load average {load:.1f} before): take no figures from this run.")
     return "\n".join(lines)
 
 

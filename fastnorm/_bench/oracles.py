@@ -11,7 +11,8 @@ import numpy as np
 @np.errstate(all="ignore")
 def rms_norm(x, weight=None, eps=1e-6, axis=-1, weight_offset=0.0):
     """``x / sqrt(mean(x**2) + eps) * (weight_offset + weight)``; zeros stay zeros with ``eps=0``."""
-    x, factor = _wide(x), _factor(weight, x, axis, weight_offset)
+    x = _wide(x)
+    factor = _factor(weight, x, axis, weight_offset)
     power = np.mean(x * x, axis=axis, keepdims=True) + eps
     return _divide(x, np.sqrt(power)) * factor
 
@@ -19,7 +20,8 @@ def rms_norm(x, weight=None, eps=1e-6, axis=-1, weight_offset=0.0):
 @np.errstate(all="ignore")
 def layer_norm(x, weight=None, bias=None, eps=1e-5, axis=-1):
     """``(x - mean) / sqrt(variance + eps) * weight + bias``; a constant row gives `bias` with ``eps=0``, too."""
-    x, factor = _wide(x), _factor(weight, x, axis)
+    x = _wide(x)
+    factor = _factor(weight, x, axis)
     centred = x - np.mean(x, axis=axis, keepdims=True)
     variance = np.mean(centred * centred, axis=axis, keepdims=True)
     y = _divide(centred, np.sqrt(variance + eps)) * factor
@@ -29,7 +31,8 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, axis=-1):
 @np.errstate(all="ignore")
 def unit_norm(x, weight=None, eps=0.0, axis=-1):
     """``x / max(sqrt(sum(x**2)), eps) * weight``; zeros stay zeros."""
-    x, factor = _wide(x), _factor(weight, x, axis)
+    x = _wide(x)
+    factor = _factor(weight, x, axis)
     length = np.sqrt(np.sum(x * x, axis=axis, keepdims=True))
     return _divide(x, np.maximum(length, eps)) * factor
 

@@ -52,14 +52,18 @@ def targets(results):
     for header, justify in [("measure", "left"), ("target", "right"), ("reached", "right"), ("best", "right"), ("met", "left")]:
         table.add_column(header, justify=justify, no_wrap=True)
     for result in results:
-        for target in result.case.targets:
+        if result.skipped:
+            table.add_row(str(result.case.row), result.case.title, "not measured", "-", "-", "-", "-")
+            continue
+        for i, target in enumerate(result.case.targets):
             goal, reached = f"{target.relation} {target.limit:g}", result.reached(target)
             if reached is None:
                 cells = ["-", "-", "-"]
             else:
                 enough = met(target, reached)
                 cells = [figure(reached[0]), figure(reached[1]), "yes" if enough else "[bold]NO[/bold]"]
-            table.add_row(str(result.case.row), result.case.title, wording(target), goal, *cells)
+            work = (str(result.case.row), result.case.title) if i == 0 else ("", "")
+            table.add_row(*work, wording(target), goal, *cells)
     return table
 
 
