@@ -203,6 +203,16 @@ def test_a_plot_is_drawn(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------ oracles
+def test_oracles_are_wider_than_what_they_judge():
+    x, weight = np.full((1, 3), 2.0), np.full(3, 0.1)  # 0.1 has other digits in float32
+    for norm, scale in [(oracles.rms_norm, 1), (oracles.unit_norm, 3**-0.5)]:
+        y = norm(x, weight, eps=0.0)
+        assert y.dtype == np.longdouble
+        np.testing.assert_allclose(y.astype(np.float64), 0.1 * scale, rtol=1e-15)
+    assert oracles.rms_norm(x.astype(np.float16), weight).dtype == np.float64
+    assert (oracles.layer_norm(x, None, weight) == weight).all()
+
+
 def test_oracles_know_their_norms():
     x = np.array([[3.0, 4.0], [0.0, 0.0], [5.0, 5.0]], np.float32)
     np.testing.assert_allclose(oracles.unit_norm(x), [[0.6, 0.8], [0, 0], [0.5**0.5] * 2])
