@@ -150,6 +150,7 @@ def test_more_rows_than_a_grid_may_have(rng, monkeypatch):
         (np.s_[0], 20),
         (np.s_[0, ::-1], -20),
         (np.s_[::-1, ::-1], -20),
+        (np.s_[1:1], 20),
         (np.s_[::-1], None),  # the planes go back, the rows in them forth
         (np.s_[:, 0], 80),
         (np.s_[::2, 0], 160),

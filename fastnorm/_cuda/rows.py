@@ -93,10 +93,11 @@ def rows(norm, dtype, aligned, whole):
         else:
             for k in range(held):
                 weights[k] = one
-        for k in range(held):
-            if factors.common:
+        if factors.common:
+            for k in range(held):
                 tile[k] = _math.apply_common(tile[k], factors.inverse, weights[k])
-            else:
+        else:
+            for k in range(held):
                 tile[k] = _math.apply_rescued(tile[k], factors, weights[k], bounds)
         store_tile(out, start, n, tile)
 
