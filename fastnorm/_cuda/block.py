@@ -19,7 +19,6 @@ CHAINS = 4  # sums that a thread keeps side by side
 
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _SUFFIX = {types.float32: "f32", types.float64: "f64"}
-_I32 = ir.IntType(32)
 
 
 # ------------------------------------------------------------------------------------------------- the vocabulary
@@ -83,7 +82,7 @@ def _type_select(context):
 
 @lower_builtin(words.select, types.Boolean, types.Any, types.Any)
 def _lower_select(context, builder, signature, args):
-    return builder.select(builder.trunc(args[0], ir.IntType(1)) if args[0].type.width > 1 else args[0], *args[1:])
+    return builder.select(*args)
 
 
 # ------------------------------------------------------------------------------------------------------- functions
@@ -109,12 +108,12 @@ def shifted(typing, pointer, distance):
 def load_wide(typing, pointer, index, registers, place):
     """``registers[place : place + 4] = pointer[index : index + 4]`` in one load (two elements of float64).
 
-    The address must be a multiple of 16: an instruction of this width is a promise, and breaking it ends the context.
+    The address must be a multiple of 16: the instruction takes it for one, and ends the context if it is none.
     """
 
     def codegen(context, builder, signature, args):
-        source, target = _wide(builder, args[0], args[1]), _wide_registers(context, builder, signature.args[2], args[2:])
-        builder.store(builder.load(source, align=LOAD), target, align=_FLOAT_SIZE[signature.args[0].dtype])
+        source, target = _wide(builder, args[0], args[1]), _wide(builder, _data(context, builder, signature, args), args[3])
+        builder.store(builder.load(source, align=LOAD), target, align=_alignment(pointer))
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, registers, types.int64), codegen
@@ -125,27 +124,26 @@ def store_wide(typing, pointer, index, registers, place):
     """``pointer[index : index + 4] = registers[place : place + 4]`` in one store; see `load_wide`."""
 
     def codegen(context, builder, signature, args):
-        target, source = _wide(builder, args[0], args[1]), _wide_registers(context, builder, signature.args[2], args[2:])
-        builder.store(builder.load(source, align=_FLOAT_SIZE[signature.args[0].dtype]), target, align=LOAD)
+        target, source = _wide(builder, args[0], args[1]), _wide(builder, _data(context, builder, signature, args), args[3])
+        builder.store(builder.load(source, align=_alignment(pointer)), target, align=LOAD)
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, registers, types.int64), codegen
 
 
-_FLOAT_SIZE = {types.float32: 4, types.float64: 8}
-
-
 def _wide(builder, pointer, index):
-    """A pointer to all that one load takes from element `index` on."""
-    address = builder.gep(pointer, [index])
-    element = address.type.pointee
-    count = LOAD // (4 if isinstance(element, ir.FloatType) else 8)
-    return builder.bitcast(address, ir.VectorType(element, count).as_pointer())
+    """A pointer to all that one instruction moves, from element `index` on."""
+    vector = ir.VectorType(pointer.type.pointee, LOAD // (4 if pointer.type.pointee == ir.FloatType() else 8))
+    return builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
 
 
-def _wide_registers(context, builder, kind, args):
-    data = context.make_array(kind)(context, builder, value=args[0]).data
-    return _wide(builder, data, args[1])
+def _data(context, builder, signature, args):
+    return context.make_array(signature.args[2])(context, builder, value=args[2]).data
+
+
+def _alignment(pointer):
+    """Registers are those of a local array, which knows of no alignment but its elements'."""
+    return pointer.dtype.bitwidth // 8
 
 
 @intrinsic
