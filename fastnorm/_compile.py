@@ -28,8 +28,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
+
 _lock = threading.RLock()
 _kernels: dict[tuple, "Kernel"] = {}
+
+
+def _after_fork():
+    global _lock
+    _lock = threading.RLock()  # the parent may have been compiling in another thread
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Source(NamedTuple):
@@ -55,7 +66,7 @@ class Kernel:
 
         layout = code["layout"]
         operands = layout.count("(")
-        self.ufunc = _internal.fromfunc(
+        ufunc = _internal.fromfunc(
             code["name"],
             None,
             [address],
@@ -68,6 +79,7 @@ class Kernel:
             layout,
             tuple(code["writable"]),
         )
+        self.ufunc = ufunc if IS_X86 else np.errstate(all="ignore")(ufunc)  # x86 kernels clear the flags they raise
         self._loop = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(address)
         self._cores = [core.split(",") for core in layout[1:-1].split("),(")]
         self._names = names = list(dict.fromkeys(name for core in self._cores for name in core))
@@ -208,13 +220,13 @@ def _file_name(name):
 
 def _write(path, code, binaries):
     """Write to a temporary name, then rename: a reader sees all of it or none, whoever is killed meanwhile."""
-    payload = b"".join(binaries)
-    header = dict(code, sizes=[len(b) for b in binaries], digest=hashlib.sha256(payload).hexdigest())
+    header = dict(code, sizes=[len(b) for b in binaries])
+    content = b"\n".join([json.dumps(header).encode(), b"".join(binaries)])
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(json.dumps(header).encode() + b"\n" + payload)
+                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -225,11 +237,11 @@ def _write(path, code, binaries):
 
 def _read(path):
     """Header and machine code of a cache file; ValueError if it is not exactly what was written."""
-    with open(path, "rb") as file:
-        code = json.loads(file.readline())
-        payload = file.read()
-    if not isinstance(code, dict) or hashlib.sha256(payload).hexdigest() != code.get("digest"):
+    digest, _, content = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
         raise ValueError(f"{path} is damaged")
+    header, _, payload = content.partition(b"\n")
+    code = json.loads(header)
     size = code["sizes"][0]
     return code, (payload[:size], payload[size:])
 
@@ -243,8 +255,9 @@ def cache_folder(target=None):
     try:
         root = _root()
         path = root / _key(*(target or _processor)())
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
         for owned in (root, path):
+            owned.mkdir(mode=0o700, exist_ok=True)
             _refuse_strangers(owned)
         if not os.access(path, os.W_OK):
             return Folder(path, False, "it cannot be written to")

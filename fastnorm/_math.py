@@ -52,32 +52,39 @@ class Factors(NamedTuple):
 def settle_rms(row, eps, lifted_eps, bounds):
     """``inverse = 1 / (scale * sqrt(mean(x**2) + eps))``; 0 for a row of zeros with ``eps=0``.
 
-    One root of one quotient: three roundings, where ``1 / sqrt(squares / count + eps)`` has four.
+    One root of one quotient: three roundings, where ``1 / sqrt(squares / count + eps)`` has four. Above and below the
+    fraction bar stands `shrink`, so that no eps overflows there.
     """
     drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)  # lifted for nothing: eps is all that counts
     scale = select(drowned, bounds.one, row.scale)
     squares = select(drowned, bounds.zero, row.squares)
     floor = select(scale > bounds.one, lifted_eps, eps * scale * scale)
-    power = fma(row.count, floor, squares)
-    inverse = select(power == bounds.zero, bounds.zero, sqrt(row.count / power))
+    shrink = select(floor > bounds.one, bounds.drop, bounds.one)
+    count = row.count * shrink
+    power = fma(count, floor, squares * shrink)
+    inverse = select(power == bounds.zero, bounds.zero, sqrt(count / power))
     common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
     return Factors(scale, inverse, common)
 
 
+def is_light(weight, bounds):
+    """False for a weight so large that it brings back what a subnormal ``x * inverse`` has lost."""
+    return magnitude(weight) <= bounds.heavy
+
+
 def apply_common(x, inverse, weight):
-    """The result for an element of a common row."""
+    """The result for an element of a common row with a light weight."""
     return x * inverse * weight
 
 
-def apply_rescued(x, row, weight, bounds):
-    """The result for an element of any row: scaled as its squares were, and lifted where the product nears underflow.
-
-    A large weight would bring back what a subnormal ``x * inverse`` had lost.
-    """
-    x = x * row.scale
-    y = x * row.inverse
-    return select(magnitude(y) < bounds.small, x * bounds.lift * row.inverse * weight * bounds.unlift, y * weight)
+def apply_any(x, row, weight, bounds):
+    """The result for any element: elsewhere scaled as its squares were, and lifted where the product nears underflow."""
+    scaled = x * row.scale
+    y = scaled * row.inverse
+    lifted = scaled * bounds.lift * row.inverse * weight * bounds.unlift
+    rescued = select(magnitude(y) < bounds.small, lifted, y * weight)
+    return select(row.common & is_light(weight, bounds), apply_common(x, row.inverse, weight), rescued)
 
 
 NORMS = {"rms_norm": settle_rms}
-FORMULAS = (accumulate_square, rescue_scale, join, settle_rms, apply_common, apply_rescued)
+FORMULAS = (accumulate_square, rescue_scale, join, settle_rms, is_light, apply_common, apply_any)

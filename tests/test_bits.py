@@ -55,8 +55,14 @@ def hard_rows(rng, rows, n):
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_all_schedules_agree(rng, n, eps):
+@pytest.mark.parametrize("weights", ["light", "some heavy", "one number"])
+def test_all_schedules_agree(rng, n, eps, weights):
     x, weight = hard_rows(rng, 70, n), rng.standard_normal(n).astype(np.float32)
+    x[::3, ::5] *= np.float32(1e-38)
+    if weights == "some heavy":
+        weight[1::4] *= np.float32(1e35)
+    if weights == "one number":
+        weight = np.broadcast_to(weight[:1], n)
     both = schedules._ready("rms_norm", x.dtype, eps)[1]
     wanted = by_rows(x, weight, both)
     assert_same_bits(by_rows(x, weight, both, STREAMING), wanted)

@@ -49,19 +49,19 @@ def test_second_time_from_disk(folder):
     assert [f.name for f in folder.path.iterdir()] == ["tiny-doubled-float32.kernel"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "other payload", "no header", "wrong json", "bits"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "other payload", "no header", "no digest", "bits"])
 def test_damaged_files_are_compiled_anew(folder, damage):
     doubled()
     file = cached(folder)
     whole = file.read_bytes()
-    header, payload = whole.split(b"\n", 1)
+    digest, header, payload = whole.split(b"\n", 2)
     broken = {
         "truncated": whole[:-1],
         "empty": b"",
         "garbage": os.urandom(1000),
-        "other payload": header + b"\n" + bytes(len(payload)),
-        "no header": payload,
-        "wrong json": b"[1, 2]\n" + payload,
+        "other payload": b"\n".join([digest, header, bytes(len(payload))]),
+        "no header": digest + b"\n" + payload,
+        "no digest": header + b"\n" + payload,
         "bits": whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:],
     }
     file.write_bytes(broken[damage])
@@ -83,6 +83,20 @@ def test_others_may_not_write(folder):
         assert "can be written to by others" in refused.reason
         assert not doubled()
         path.chmod(before)
+
+
+@POSIX
+@pytest.mark.parametrize("umask", [0o002, 0o000, 0o077])
+def test_the_users_umask_does_not_matter(tmp_path, monkeypatch, umask):
+    """Many distributions let a user's group write to new folders: not to this one."""
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "some" / "where" / "cache"))
+    _compile.cache_folder.cache_clear()
+    before = os.umask(umask)
+    try:
+        assert _compile.cache_folder().usable
+    finally:
+        os.umask(before)
+        _compile.cache_folder.cache_clear()
 
 
 @POSIX

@@ -80,6 +80,19 @@ def test_weights_that_undo_what_eps_did(rng):
         assert error(x.T.copy(), weight, eps=eps, axis=0) <= LIMIT
 
 
+def test_weights_that_undo_what_the_row_did():
+    x, weight = np.array([[1, 1e-40, 3]], np.float32), np.array([1e-30, 1e38, 0], np.float32)
+    assert error(x, weight, eps=0.0) <= LIMIT
+    assert error(x.T.copy(), weight, eps=0.0, axis=0) <= LIMIT
+
+
+@pytest.mark.parametrize("n", [1, 4096, 100_000])
+def test_huge_eps(n):
+    x = np.full((1, n), 1e10, np.float32)
+    for eps in (1e20, 1e30, 1e36, 3e38):
+        assert error(x, eps=eps) <= LIMIT
+
+
 def test_eps_below_the_range_of_float32():
     x = np.full(8, 1e-30, np.float32)
     np.testing.assert_allclose(fastnorm.rms_norm(x, eps=1e-60), np.sqrt(0.5), rtol=1e-6)

@@ -92,12 +92,11 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
             value, inverse = load(x, column), load(results, column)
         else:
             value, inverse = load_first(x, column, count), load_first(results, column, count)
-        y = _math.apply_common(value, inverse, weight)
-        if not all_common:
-            scale = load(results, width + column)
+        if all_common:
+            y = _math.apply_common(value, inverse, weight)
+        else:
             common = load(results, 2 * width + column) == bounds.one
-            factors = _math.Factors(scale, inverse, common)
-            y = select(common, y, _math.apply_rescued(value, factors, weight, bounds))
+            y = _math.apply_any(value, _math.Factors(load(results, width + column), inverse, common), weight, bounds)
         if count < LANES:
             store_first(out, column, count, y)
         elif streaming:
@@ -182,7 +181,8 @@ def columns(norm, dtype):
         for j in range(n):
             factor = shifted(weight, j * weight_stride)[0]
             xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)
-            apply_columns(xj, oj, columns, results, width, factor, all_common, streaming, bounds)
+            common = all_common and _math.is_light(factor, bounds)
+            apply_columns(xj, oj, columns, results, width, factor, common, streaming, bounds)
         if streaming:
             fence()
         forget_exceptions()

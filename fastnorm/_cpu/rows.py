@@ -7,7 +7,7 @@ rate, against 0.81 for one pass after the other (16384 x 4096 float32, two cores
 
 from .. import _math
 from .._compile import Source
-from .._vocabulary import RANGES
+from .._vocabulary import RANGES, magnitude, maximum
 from .blocks import DEPTH, block_statistics, climb, rescued, root
 from .layout import BLOCK
 from .memory import (
@@ -25,7 +25,7 @@ from .memory import (
     store_first,
     stream,
 )
-from .simd import LANES, inlined, splat, sum_lanes
+from .simd import LANES, any_lane, inlined, splat, sum_lanes
 
 LINE = 64  # bytes: what a streaming store must be aligned to
 AHEAD = 4096  # elements: how far before its use a streamed row is asked for; 256 gave 0.88 of copy, 4096 0.94
@@ -59,11 +59,21 @@ def apply_each(x, x_stride, weight, weight_stride, factors, out, out_stride, n, 
     """The result for a row of any kind and any strides, element by element: rare, so that it shall not cost compile time."""
     for j in range(n):
         value, factor = shifted(x, j * x_stride)[0], shifted(weight, j * weight_stride)[0]
-        if factors.common:
-            y = _math.apply_common(value, factors.inverse, factor)
+        shifted(out, j * out_stride)[0] = _math.apply_any(value, factors, factor, bounds)
+
+
+@inlined
+def all_light(weight, step, n, bounds):
+    """True if no weight is heavy: checked once a call, since the common path does not look."""
+    heaviest = splat(bounds.zero)
+    j = 0
+    while j < n:
+        if j + LANES <= n:
+            heaviest = maximum(magnitude(load(weight, j * step)), heaviest)
         else:
-            y = _math.apply_rescued(value, factors, factor, bounds)
-        shifted(out, j * out_stride)[0] = y
+            heaviest = maximum(magnitude(load_first(weight, j * step, n - j)), heaviest)
+        j += LANES if step else n
+    return not any_lane(heaviest > bounds.heavy)
 
 
 @inlined
@@ -154,12 +164,15 @@ def rows(norm, dtype):
         if x.size > 0:
             xp, wp, op = pointer_to(x), pointer_to(weight), pointer_to(out)
             size, x_stride, w_stride, out_stride = x.itemsize, x.strides[1], weight.strides[0], out.strides[1]
-            if x_stride == out_stride == size and w_stride in (0, size):
-                step = w_stride // size
-                if step == 0:
-                    same = stack_of(bounds.zero, LANES)
-                    store(same, 0, splat(wp[0]))
-                    wp = same
+            fast = x_stride == out_stride == size
+            step = w_stride // size
+            if w_stride == 0:
+                same = stack_of(bounds.zero, LANES)
+                store(same, 0, splat(wp[0]))
+                wp = same
+            else:
+                fast = fast and w_stride == size
+            if fast and all_light(wp, step, n, bounds):
                 contiguous(xp, x.strides[0], wp, step, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
                 if streaming[0]:
                     fence()
@@ -202,10 +215,16 @@ def piece_apply(norm, dtype):
             top = climb(tree, top, i, piece)
         factors = settle(root(tree, top), eps[0], eps[1], bounds)
         xp, wp, op, n = pointer_to(x), pointer_to(weight), pointer_to(out), len(x)
-        if factors.common and x.strides[0] == weight.strides[0] == out.strides[0] == x.itemsize:
+        step = weight.strides[0] // x.itemsize
+        if step == 0:
+            same = stack_of(bounds.zero, LANES)
+            store(same, 0, splat(wp[0]))
+            wp = same
+        fast = x.strides[0] == out.strides[0] == x.itemsize and weight.strides[0] in (0, x.itemsize)
+        if fast and factors.common and all_light(wp, step, n, bounds):
             head = to_line(op, n) if streaming[0] else 0
-            apply_span(xp, wp, 1, factors.inverse, op, 0, head, False)
-            apply_span(xp, wp, 1, factors.inverse, op, head, n, streaming[0])
+            apply_span(xp, wp, step, factors.inverse, op, 0, head, False)
+            apply_span(xp, wp, step, factors.inverse, op, head, n, streaming[0])
             if streaming[0]:
                 fence()
         else:
