@@ -23,18 +23,21 @@ _cpu = None  # the backend of the shortcut, once it was needed
 def small_norm(function, x, weight, eps, axis, weight_offset, out):
     """The result of the commonest call, which must cost no more than its kernel (0.5 us here, 2 to 10 us the long way).
 
-    That is: small rows along the last axis, a weight of their dtype, a new result, and an `eps` that came by before. None
-    if anything is different; the lengths are left to the ufunc to compare, and to the long way to complain of.
+    That is: small rows along the last axis, no weight or one of their dtype, a new result, and an `eps` that came by
+    before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to complain of.
     """
-    if type(x) is _ndarray and out is None and axis is _LAST and not weight_offset and type(weight) is _ndarray:
+    if type(x) is _ndarray and out is None and axis is _LAST:
         dtype = x.dtype
         try:
-            plan = _plans.get((function, dtype, eps))
-            if plan is not None and x.size <= _SMALL and x.ndim > 1 and weight.ndim == 1 and weight.dtype is dtype:
-                ufunc, both_eps, flags = plan
-                out = _empty_like(x)
-                ufunc(x, weight, both_eps, flags, out)
-                return out
+            plan = _plans.get((function, dtype, eps, weight_offset))
+            if plan is not None and x.size <= _SMALL and x.ndim > 1:
+                ufunc, both_eps, flags, ones = plan
+                if weight is None:
+                    weight = ones(x.shape[-1], dtype)
+                if type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
+                    out = _empty_like(x)
+                    ufunc(x, weight, both_eps, flags, out)
+                    return out
         except (TypeError, ValueError):  # an eps that cannot be looked up, or a weight of another length
             pass
     return None
@@ -54,8 +57,8 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
     out : array or Detour
         For `deliver`.
     """
-    # Another shortcut, for calls in a loop with `out`. To compare dtypes by `is` holds for native ones alone; whatever
-    # is odd in any way takes the long way.
+    # Another shortcut, for large arrays, and for small ones in a loop with `out`. To compare dtypes by `is` holds for
+    # native ones alone; whatever is odd in any way takes the long way.
     if (
         type(x) is _ndarray
         and ((dtype := x.dtype) is _FLOAT32 or dtype is _FLOAT64)
@@ -63,16 +66,23 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         and x.ndim
         and type(eps) is float
         and eps >= 0
-        and (weight is None or (type(weight) is _ndarray and weight.dtype is dtype and weight.shape == x.shape[-1:]))
-        and not weight_offset
+        and (weight is None or _plain_weight(weight, x, dtype))
+        and type(weight_offset) is float
+        and weight_offset == 0
+        and x.flags.aligned
         and _cpu is not None
     ):
-        if out is None:
+        if out is None and x.size > _SMALL:
             out = _empty_like(x)
             return _cpu, x, weight, eps, out, out
-        if _plain_out(x, weight, out, dtype):
+        if out is not None and _plain_out(x, weight, out, dtype):
             return _cpu, x, weight, eps, out, out
     return _norm_arguments(function, x, weight, eps, axis, weight_offset, out)
+
+
+def _plain_weight(weight, x, dtype):
+    """True if there is nothing to convert."""
+    return type(weight) is _ndarray and weight.dtype is dtype and weight.shape == x.shape[-1:] and weight.flags.aligned
 
 
 def _plain_out(x, weight, out, dtype):
@@ -119,8 +129,8 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
             x = x.copy()
         if weight is not None and arrays.may_share_memory(weight, out):
             weight = weight.copy()
-    if library == "numpy" and len(_plans) < 256:
-        _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
+    if library == "numpy" and offset == 0 and len(_plans) < 256:
+        _plans[function, x.dtype, eps, offset] = backend.small_plan(function, x.dtype, eps)
     target, out = _landing(out, axes, arrays)
     return backend, _rows(x, axes), weight, eps, target, out
 
@@ -254,7 +264,7 @@ def _eps(function, eps):
 
 
 def _number(function, name, value):
-    if isinstance(value, (str, bytes, bool)) or value is None:
+    if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)

@@ -55,7 +55,7 @@ WRONG = [
     (ValueError, "eps nan", (X,), {"eps": float("nan")}),
     (TypeError, "eps 'a'", (X,), {"eps": "a"}),
     (TypeError, "eps None", (X,), {"eps": None}),
-    (TypeError, "eps True", (X,), {"eps": True}),
+    (TypeError, "weight_offset None", (X,), {"weight_offset": None}),
     (TypeError, "weight_offset 'a'", (X,), {"weight_offset": "a"}),
     (ValueError, "weight (4,) (3,)", (X, np.ones(3, np.float32)), {}),
     (ValueError, "weight (4,) (1,)", (X, np.ones(1, np.float32)), {}),
@@ -112,6 +112,21 @@ def test_a_wrong_weight_after_a_right_one(rng):
             fastnorm.rms_norm(x, weight)
     with pytest.raises(ValueError, match="eps"):
         fastnorm.rms_norm(x, eps=-1.0)
+    for offset in (None, "", [0.0, 1.0], np.zeros(3)):
+        with pytest.raises(TypeError, match="weight_offset must be a number"):
+            fastnorm.rms_norm(x, weight_offset=offset)
+    assert_same_bits(fastnorm.rms_norm(x, eps=np.array(1e-6), weight_offset=np.array(0)), fastnorm.rms_norm(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (8,), (300, 500)])
+def test_the_second_call_is_the_first(rng, shape):
+    """Shortcuts begin with the second call."""
+    x, weight = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape[-1]).astype(np.float32)
+    for eps in (0.125, 0.25):
+        for kwargs in ({}, {"weight": weight}, {"out": np.empty_like(x)}):
+            first = fastnorm.rms_norm(x, eps=eps, **kwargs).copy()
+            for _ in range(2):
+                assert_same_bits(fastnorm.rms_norm(x, eps=eps, **kwargs), first)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4), (0, 0)])

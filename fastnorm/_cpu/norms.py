@@ -38,8 +38,8 @@ def _normalise(norm, x, weight, eps, out):
 
 
 def small_plan(norm, dtype, eps):
-    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``."""
-    return *_ready(norm, dtype, eps), _PLAIN
+    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``, and a weight if it has none."""
+    return *_ready(norm, dtype, eps), _PLAIN, _ones
 
 
 def _normalise_large(norm, x, weight, eps, out, by_rows):
