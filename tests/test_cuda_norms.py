@@ -82,10 +82,11 @@ def test_rows_that_leave_the_range(device, rng, row, n):
     assert (np.abs(y - wanted) <= tolerance).all()
 
 
-def test_a_weight_that_lifts_what_would_underflow(device):
-    x, weight = np.full((1, 8), 1e-22, np.float32), np.full(8, 1e30, np.float32)
-    y = device.host(fastnorm.rms_norm(device.array(x), device.array(weight), eps=1e36))
-    assert ulps(y, oracle(x, weight, 1e36)) <= 4
+@pytest.mark.parametrize(("value", "eps"), [(1e-22, 1e36), (1e-38, 1e10), (1e-40, 1e-6), (1.0, 1e37)])
+def test_weights_that_lift_what_would_underflow(device, value, eps):
+    x, weight = np.full((1, 8), value, np.float32), np.geomspace(1, 1e30, 8, dtype=np.float32)
+    y = device.host(fastnorm.rms_norm(device.array(x), device.array(weight), eps=eps))
+    assert ulps(y, oracle(x, weight, eps)) <= 4
 
 
 def test_huge_and_tiny_in_one_row(device):

@@ -18,12 +18,11 @@ LOAD = 16  # bytes of the widest load and store
 CHAINS = 4  # sums that a thread keeps side by side
 
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_SUFFIX = {types.float32: "f32", types.float64: "f64"}
 
 
 # ------------------------------------------------------------------------------------------------- the vocabulary
 def _define(word, arity, emit):
-    """Give a word its body for numbers of one dtype: ``emit(builder, suffix, *values)`` writes the instructions."""
+    """Give a word its body for numbers of one dtype: ``emit(builder, *values)`` writes the instructions."""
 
     @type_callable(word)
     def typing(context):
@@ -34,7 +33,7 @@ def _define(word, arity, emit):
 
     @lower_builtin(word, *[types.Float] * arity)
     def lowering(context, builder, signature, args):
-        return emit(builder, _SUFFIX[signature.return_type], *args)
+        return emit(builder, *args)
 
 
 def _with_arity(typer, arity):
@@ -42,32 +41,25 @@ def _with_arity(typer, arity):
     return {1: lambda a: typer(a), 2: lambda a, b: typer(a, b), 3: lambda a, b, c: typer(a, b, c)}[arity]
 
 
-def _llvm(name):
-    """The LLVM intrinsic `name`."""
+def _function(single, double):
+    """A function that NVVM or its library knows, by its names for float32 and float64."""
 
-    def emit(builder, suffix, *values):
+    def emit(builder, *values):
         kind = values[0].type
-        declared = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind] * len(values)), f"llvm.{name}.{suffix}"
-        )
-        return builder.call(declared, values)
+        name = single if kind == ir.FloatType() else double
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * len(values)), name)
+        return builder.call(function, values)
 
     return emit
 
 
-def _without_sign(builder, suffix, x):
-    """NVVM has no ``llvm.fabs``."""
-    bits = ir.IntType(int(suffix[1:]))
-    return builder.bitcast(builder.and_(builder.bitcast(x, bits), bits((1 << (bits.width - 1)) - 1)), x.type)
-
-
 def _smaller(sign):
-    return lambda builder, suffix, a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b)
+    return lambda builder, a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b)
 
 
-_define(words.fma, 3, _llvm("fma"))
-_define(words.sqrt, 1, _llvm("sqrt"))
-_define(words.magnitude, 1, _without_sign)
+_define(words.fma, 3, _function("llvm.fma.f32", "llvm.fma.f64"))
+_define(words.sqrt, 1, _function("llvm.sqrt.f32", "llvm.sqrt.f64"))
+_define(words.magnitude, 1, _function("__nv_fabsf", "__nv_fabs"))  # NVVM has no llvm.fabs
 _define(words.minimum, 2, _smaller("<"))
 _define(words.maximum, 2, _smaller(">"))
 

@@ -11,7 +11,7 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import RANGES
+from .._vocabulary import RANGES, magnitude, maximum
 from .block import CHAINS, LOAD, WARP, add_exactly, as_number, inlined, load_wide, shifted, store_wide, sum_block
 from .launch import HELD, MOST_THREADS, Source
 
@@ -93,12 +93,15 @@ def rows(norm, dtype, aligned, whole):
         else:
             for k in range(held):
                 weights[k] = one
-        if factors.common:
+        heaviest = zero
+        for k in range(held):
+            heaviest = maximum(magnitude(weights[k]), heaviest)
+        if factors.common and _math.is_light(heaviest, bounds):
             for k in range(held):
                 tile[k] = _math.apply_common(tile[k], factors.inverse, weights[k])
         else:
             for k in range(held):
-                tile[k] = _math.apply_rescued(tile[k], factors, weights[k], bounds)
+                tile[k] = _math.apply_any(tile[k], factors, weights[k], bounds)
         store_tile(out, start, n, tile)
 
     def kernel(x, x_stride, weight, weighted, eps, lifted_eps, out, out_stride, n):
