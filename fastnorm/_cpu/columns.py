@@ -17,6 +17,7 @@ from .memory import (
     load,
     load_first,
     pointer_to,
+    prefetch,
     shifted,
     stack_of,
     store,
@@ -56,6 +57,13 @@ def chain_of_columns(x, x_stride, chain, count, column, columns, scale):
 
 
 @inlined
+def prefetch_chain(x, x_stride, chain, count, column):
+    """Ask for what `chain_of_columns` will read."""
+    for j in range(chain, count, LANES):
+        prefetch(shifted(x, j * x_stride), column)
+
+
+@inlined
 def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale):
     """Sums of squares of a block, for columns `start` to `stop`: in the first row of `sums`."""
     leaves = 1
@@ -63,8 +71,9 @@ def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, 
         leaves *= 2
     top = 0
     for i in range(leaves):
-        chain = bit_reversed(i, leaves)
+        chain, following = bit_reversed(i, leaves), bit_reversed(i + 1, leaves)
         for column in range(start, stop, LANES):
+            prefetch_chain(x, x_stride, following, count, column)
             squares = chain_of_columns(x, x_stride, chain, count, column, columns, scale)
             carry, level = i, top
             while carry & 1:

@@ -128,6 +128,22 @@ def stream(typing, pointer, index, value):
 
 
 @intrinsic
+def stream_line(typing, pointer, source):
+    """Copy one line of 64 bytes past the caches; `pointer` must be a multiple of 64."""
+
+    def codegen(context, builder, signature, args):
+        line = ir.VectorType(ir.IntType(64), 8).as_pointer()
+        value = builder.load(builder.bitcast(args[1], line))
+        value.align = 4
+        instruction = builder.store(value, builder.bitcast(args[0], line))
+        instruction.align = 64
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, pointer), codegen
+
+
+@intrinsic
 def prefetch(typing, pointer, index):
     """Ask for 64 neighbours, into the second cache; a hint that touches nothing, so it may point past the array."""
 
@@ -135,7 +151,7 @@ def prefetch(typing, pointer, index):
         start = _at(builder, *args, ir.IntType(8))
         for line in range(0, LANES * _itemsize(pointer), 64):
             place = builder.gep(start, [_I32(line)])
-            call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _I32(0), _I32(2), _I32(1)])  # to read, level 2, data
         return context.get_dummy_value()
 
     return types.void(pointer, types.intp), codegen

@@ -24,10 +24,12 @@ from .memory import (
     store,
     store_first,
     stream,
+    stream_line,
 )
 from .simd import LANES, any_lane, inlined, splat, sum_lanes
 
 LINE = 64  # bytes: what a streaming store must be aligned to
+EDGE = 2 * LANES  # elements: room for the end of a row, and for the beginning of the next
 AHEAD = 4096  # elements: how far before its use a streamed row is asked for; 256 gave 0.88 of copy, 4096 0.94
 
 
@@ -77,27 +79,58 @@ def all_light(weight, step, n, bounds):
 
 
 @inlined
-def apply_and_grow(x, weight, step, inverse, out, start, n, streaming, following, tree, lifted_eps, bounds):
-    """Whole blocks of a common row's result from `start` on, and of the tree of the row after it, 64 elements of each in turn.
+def apply_and_grow(x, weight, step, inverse, out, j, n, streaming, following, tree, lifted_eps, bounds):
+    """A common row's result from `j` on, and whole blocks of the tree of the row after it, 64 elements of each in turn.
 
-    Returns the number of blocks, and the `top` of the tree.
+    Returns how far it came: the next element, the number of blocks, and the `top` of the tree.
     """
     index, top = 0, 0
-    while start + BLOCK <= n:
+    while (index + 1) * BLOCK <= n:
         squares = splat(bounds.zero)
         first = index * BLOCK
         for k in range(first, first + BLOCK, LANES):
-            y = _math.apply_common(load(x, start), inverse, load(weight, start * step))
-            if streaming:
-                prefetch(following, k + AHEAD)
-                stream(out, start, y)
-            else:
-                store(out, start, y)
+            if j + LANES <= n:
+                y = _math.apply_common(load(x, j), inverse, load(weight, j * step))
+                if streaming:
+                    prefetch(following, k + AHEAD)
+                    stream(out, j, y)
+                else:
+                    store(out, j, y)
+                j += LANES
             squares = _math.accumulate_square(squares, load(following, k))
-            start += LANES
         top = climb(tree, top, index, rescued(sum_lanes(squares), following, first, first + BLOCK, lifted_eps, bounds))
         index += 1
-    return index, top
+    return j, index, top
+
+
+@inlined
+def stream_end(x, weight, step, inverse, out, j, n, edge):
+    """The last elements of a row, fewer than 64: whole lines are streamed, the rest stays in `edge`. Returns its length.
+
+    A line that two rows share is streamed when both have written to it: an ordinary store would have to fetch it, and all
+    later stores would wait (rows of 512: 0.45 of copy instead of 1.0).
+    """
+    count = n - j
+    if count > 0:
+        store_first(edge, 0, count, _math.apply_common(load_first(x, j, count), inverse, load_first(weight, j * step, count)))
+    line, done = LINE // itemsize(out), 0
+    while done + line <= count:
+        stream_line(shifted(out, (j + done) * itemsize(out)), shifted(edge, done * itemsize(out)))
+        done += line
+    for k in range(done, count):
+        edge[k - done] = edge[k]
+    return count - done
+
+
+@inlined
+def stream_begin(x, weight, inverse, out, head, n, edge, held):
+    """The first `head` elements of a row, in one line with the `held` ones of the row before; to memory if there are none."""
+    if held > 0:
+        y = _math.apply_common(load_first(x, 0, head), inverse, load_first(weight, 0, head))
+        store_first(edge, held, head, y)
+        stream_line(shifted(out, -held * itemsize(out)), edge)
+    else:
+        apply_span(x, weight, 1, inverse, out, 0, head, False)
 
 
 @inlined
@@ -119,6 +152,13 @@ def summarise(x, x_stride, n, lifted_eps, bounds):
     return root(tree, top)
 
 
+@inlined
+def flush(edge, held, out):
+    """Write what the row before `out` holds back."""
+    for k in range(held):
+        shifted(out, (k - held) * itemsize(out))[0] = edge[k]
+
+
 def rows(norm, dtype):
     """Kernel: normalise rows of any strides."""
     settle = _math.NORMS[norm]
@@ -134,21 +174,27 @@ def rows(norm, dtype):
     @inlined
     def contiguous(x, x_stride, weight, step, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
+        edge, held = stack_of(bounds.zero, EDGE), 0  # what rows hold back of the line that they share with the next
+        shares = streaming and out_stride == n * itemsize(out) and n >= LANES
         following, top = x, 0
         for i in range(rows + 1):  # the result of row i - 1 and the tree of row i
             index, grown = 0, 0
             if i > 0:
                 factors = settle(root(tree, top), eps, lifted_eps, bounds)
                 if factors.common:
-                    head = to_line(out, n) if streaming else 0
-                    if head > 0:
-                        apply_span(x, weight, step, factors.inverse, out, 0, head, False)
+                    j = to_line(out, n) if streaming else 0
+                    if j > 0:
+                        stream_begin(x, weight, factors.inverse, out, j, n, edge, held)
                     if i < rows:
-                        index, grown = apply_and_grow(
-                            x, weight, step, factors.inverse, out, head, n, streaming, following, tree, lifted_eps, bounds
+                        j, index, grown = apply_and_grow(
+                            x, weight, step, factors.inverse, out, j, n, streaming, following, tree, lifted_eps, bounds
                         )
-                    apply_span(x, weight, step, factors.inverse, out, head + index * BLOCK, n, streaming)
+                    whole = n - (n - j) % LANES if shares and i < rows else n
+                    apply_span(x, weight, step, factors.inverse, out, j, whole, streaming)
+                    held = stream_end(x, weight, step, factors.inverse, out, whole, n, edge) if whole < n else 0
                 else:
+                    flush(edge, held, out)
+                    held = 0
                     size = itemsize(x)
                     any_row(x, size, weight, step * size, eps, lifted_eps, out, size, n)
                 out = shifted(out, out_stride)
@@ -191,7 +237,7 @@ def rows(norm, dtype):
 
 
 def piece_statistics(dtype):
-    """Kernel: what `join` needs of one piece of a long row. A piece is a whole number of blocks, a power of two, or the rest."""
+    """Kernel: what `join` needs of one piece of a long row: a power of two of blocks, or the rest of the row."""
     bounds = RANGES[dtype]
 
     def kernel(x, eps, statistics):

@@ -233,6 +233,7 @@ def _define_logic(function, instruction):
         def typer(a, b):
             if isinstance(a, Mask | types.Boolean) and isinstance(b, Mask | types.Boolean) and mask_type in (a, b):
                 return mask_type
+            return None
 
         return typer
 
