@@ -30,7 +30,8 @@ from .simd import LANES, any_lane, inlined, splat, sum_lanes
 
 LINE = 64  # bytes: what a streaming store must be aligned to
 EDGE = 2 * LANES  # elements: room for the end of a row, and for the beginning of the next
-AHEAD = 4096  # elements: how far before its use a streamed row is asked for; 256 gave 0.88 of copy, 4096 0.94
+# Elements: rows this long are asked for so far ahead (0.94 of copy instead of 0.81); rows of 512 lose by it (0.73, not 0.98).
+AHEAD = 4096
 
 
 @inlined
@@ -92,7 +93,8 @@ def apply_and_grow(x, weight, step, inverse, out, j, n, streaming, following, tr
             if j + LANES <= n:
                 y = _math.apply_common(load(x, j), inverse, load(weight, j * step))
                 if streaming:
-                    prefetch(following, k + AHEAD)
+                    if n >= AHEAD:
+                        prefetch(following, k + AHEAD)
                     stream(out, j, y)
                 else:
                     store(out, j, y)
@@ -105,32 +107,32 @@ def apply_and_grow(x, weight, step, inverse, out, j, n, streaming, following, tr
 
 @inlined
 def stream_end(x, weight, step, inverse, out, j, n, edge):
-    """The last elements of a row, fewer than 64: whole lines are streamed, the rest stays in `edge`. Returns its length.
+    """The last elements of a row, fewer than 64: whole lines are streamed. Returns how many are held back in `edge`.
 
     A line that two rows share is streamed when both have written to it: an ordinary store would have to fetch it, and all
-    later stores would wait (rows of 512: 0.45 of copy instead of 1.0).
+    later stores would wait (rows of 512: 0.45 of copy). The first half of `edge` is for the end of a row, the second for
+    the beginning of the next; each takes 64 elements of which some are not needed, since whole registers are fast.
     """
-    count = n - j
-    if count > 0:
-        store_first(edge, 0, count, _math.apply_common(load_first(x, j, count), inverse, load_first(weight, j * step, count)))
-    line, done = LINE // itemsize(out), 0
-    while done + line <= count:
-        stream_line(shifted(out, (j + done) * itemsize(out)), shifted(edge, done * itemsize(out)))
-        done += line
-    for k in range(done, count):
-        edge[k - done] = edge[k]
-    return count - done
+    store(edge, 0, _math.apply_common(load(x, n - LANES), inverse, load(weight, (n - LANES) * step)))
+    line = LINE // itemsize(out)
+    while j + line <= n:
+        stream_line(shifted(out, j * itemsize(out)), shifted(edge, (LANES - n + j) * itemsize(out)))
+        j += line
+    return n - j
 
 
 @inlined
-def stream_begin(x, weight, inverse, out, head, n, edge, held):
-    """The first `head` elements of a row, in one line with the `held` ones of the row before; to memory if there are none."""
-    if held > 0:
-        y = _math.apply_common(load_first(x, 0, head), inverse, load_first(weight, 0, head))
-        store_first(edge, held, head, y)
-        stream_line(shifted(out, -held * itemsize(out)), edge)
-    else:
-        apply_span(x, weight, 1, inverse, out, 0, head, False)
+def stream_begin(x, weight, inverse, out, edge, held):
+    """The first elements of a row, in one line with those that the row before held back."""
+    store(edge, LANES, _math.apply_common(load(x, 0), inverse, load(weight, 0)))
+    stream_line(shifted(out, -held * itemsize(out)), shifted(edge, (LANES - held) * itemsize(out)))
+
+
+@inlined
+def flush(edge, held, out):
+    """Write what the row before `out` holds back."""
+    for k in range(held):
+        shifted(out, (k - held) * itemsize(out))[0] = edge[LANES - held + k]
 
 
 @inlined
@@ -150,13 +152,6 @@ def summarise(x, x_stride, n, lifted_eps, bounds):
         index += 1
         start = stop
     return root(tree, top)
-
-
-@inlined
-def flush(edge, held, out):
-    """Write what the row before `out` holds back."""
-    for k in range(held):
-        shifted(out, (k - held) * itemsize(out))[0] = edge[k]
 
 
 def rows(norm, dtype):
@@ -183,8 +178,10 @@ def rows(norm, dtype):
                 factors = settle(root(tree, top), eps, lifted_eps, bounds)
                 if factors.common:
                     j = to_line(out, n) if streaming else 0
-                    if j > 0:
-                        stream_begin(x, weight, factors.inverse, out, j, n, edge, held)
+                    if held > 0:
+                        stream_begin(x, weight, factors.inverse, out, edge, held)
+                    elif j > 0:
+                        apply_span(x, weight, step, factors.inverse, out, 0, j, False)
                     if i < rows:
                         j, index, grown = apply_and_grow(
                             x, weight, step, factors.inverse, out, j, n, streaming, following, tree, lifted_eps, bounds

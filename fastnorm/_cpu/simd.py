@@ -77,10 +77,12 @@ def call(builder, name, result, arguments):
 
 
 def first_mask(builder, count):
-    """The mask of the first `count` lanes."""
-    intp = count.type
-    numbers = ir.Constant(ir.VectorType(intp, LANES), list(range(LANES)))
-    return builder.icmp_signed("<", numbers, _splat(builder, count, numbers.type))
+    """The mask of the first `count` lanes: one comparison of bytes."""
+    byte = ir.IntType(8)
+    numbers = ir.Constant(ir.VectorType(byte, LANES), list(range(LANES)))
+    lanes = ir.Constant(count.type, LANES)
+    count = builder.select(builder.icmp_signed("<", count, lanes), count, lanes)
+    return builder.icmp_signed("<", numbers, _splat(builder, builder.trunc(count, byte), numbers.type))
 
 
 # ---------------------------------------------------------------------------------- between lanes and numbers
