@@ -9,7 +9,7 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import RANGES, select
 from .blocks import DEPTH
-from .layout import BLOCK, CHAIN_LEVELS, RESULTS
+from .layout import BLOCK, CHAIN_LEVELS, RESULTS, SLAB
 from .memory import (
     fence,
     forget_exceptions,
@@ -89,7 +89,7 @@ def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, 
 
 
 @inlined
-def apply_columns(x, out, columns, results, width, weight, all_common, streaming, bounds):
+def apply_columns(x, out, columns, results, width, weight, all_common, streaming, next_slab, bounds):
     """The results of one row of memory: an element of each column."""
     head = to_line(out, columns) if streaming else 0
     column, stop = 0, head
@@ -109,6 +109,8 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
         if count < LANES:
             store_first(out, column, count, y)
         elif streaming:
+            if next_slab > 0:
+                prefetch(x, column + next_slab)  # while this slab is written, the next one can be read
             stream(out, column, y)
         else:
             store(out, column, y)
@@ -116,7 +118,7 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
 
 
 def columns(norm, dtype):
-    """Kernel: normalise the columns of a matrix whose rows are contiguous; `scratch` has a row for each 64-padded column."""
+    """Kernel: normalise the columns of a matrix whose rows are contiguous, slab by slab, each as wide as `scratch`."""
     settle = _math.NORMS[norm]
     bounds = RANGES[dtype]
 
@@ -180,7 +182,10 @@ def columns(norm, dtype):
         return all_common
 
     @inlined
-    def normalise(x, x_stride, weight, weight_stride, eps, lifted_eps, scratch, width, out, out_stride, n, columns, streaming):
+    def normalise_slab(
+        x, x_stride, weight, weight_stride, eps, lifted_eps, scratch, width, out, out_stride, n, columns, streaming, next_slab
+    ):
+        """Columns few enough that what is kept of each fits `scratch`, and where it can be all of x the second cache."""
         results = scratch
         sums = shifted(results, RESULTS * width * itemsize(scratch))
         tree = shifted(sums, CHAIN_LEVELS * width * itemsize(scratch))
@@ -191,29 +196,25 @@ def columns(norm, dtype):
             factor = shifted(weight, j * weight_stride)[0]
             xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)
             common = all_common and _math.is_light(factor, bounds)
-            apply_columns(xj, oj, columns, results, width, factor, common, streaming, bounds)
-        if streaming:
-            fence()
-        forget_exceptions()
+            apply_columns(xj, oj, columns, results, width, factor, common, streaming, next_slab, bounds)
 
     def kernel(x, weight, eps, scratch, streaming, out):
         n, columns = x.shape
+        width, size = scratch.shape[1], x.itemsize
+        xp, wp, sp, op = pointer_to(x), pointer_to(weight), pointer_to(scratch), pointer_to(out)
+        x_stride, w_stride, out_stride = x.strides[0], weight.strides[0], out.strides[0]
         if n * columns > 0:
-            normalise(
-                pointer_to(x),
-                x.strides[0],
-                pointer_to(weight),
-                weight.strides[0],
-                eps[0],
-                eps[1],
-                pointer_to(scratch),
-                scratch.shape[1],
-                pointer_to(out),
-                out.strides[0],
-                n,
-                columns,
-                streaming[0],
-            )
+            fits = n * width * size <= SLAB
+            for first in range(0, columns, width):
+                some = width if first + width <= columns else columns - first
+                next_slab = width if fits and first + width < columns else 0
+                xs, outs = shifted(xp, first * size), shifted(op, first * size)
+                normalise_slab(
+                    xs, x_stride, wp, w_stride, eps[0], eps[1], sp, width, outs, out_stride, n, some, streaming[0], next_slab
+                )
+            if streaming[0]:
+                fence()
+            forget_exceptions()
 
     return Source(
         kernel,

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 BLOCK = 512  # elements of a row that are summed together, see `blocks`
+LANES = 64  # columns that the kernel takes at once
+SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next
+NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to short runs than it saves; then wide ones
 CHAIN_LEVELS = 7  # partial sums of a tree over the 64 chains of a block
 RESULTS = 3  # rows of scratch for what applying needs of each column: inverse, scale, common
 
@@ -17,6 +20,13 @@ RESULTS = 3  # rows of scratch for what applying needs of each column: inverse, 
 def scratch_rows(n):
     """Rows of scratch for the kernel over columns, for a normalised axis of length n."""
     return RESULTS + CHAIN_LEVELS + 2 * ((-(-n // BLOCK)).bit_length() + 1)
+
+
+def slab_width(n, n_columns, itemsize):
+    """Columns a slab, in whole registers: what fits the second cache, unless that is too narrow."""
+    fitting = SLAB // (n * itemsize)
+    width = fitting if fitting >= NARROW else WIDE
+    return -(-min(width, n_columns) // LANES) * LANES
 
 
 class Planes(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._compile import kernel
 from .._vocabulary import RANGES
-from .layout import planes, row_count, scratch_rows
+from .layout import LANES, planes, row_count, scratch_rows, slab_width
 from .threads import get_num_threads, share
 
 SMALL = 1 << 15  # elements: up to here one call of the ufunc, whatever the strides
@@ -18,8 +18,7 @@ TASK = 1 << 22  # elements a task should have at most: taking one costs 10 us, a
 STREAM = 1 << 25  # bytes moved from which streaming stores pay: nothing written will be found in a cache again
 LONG = 1 << 17  # elements from which a row may be cut among threads
 ENDLESS = 1 << 24  # elements from which a row is cut in any case, for Ctrl-C's sake
-SLAB = 1 << 19  # bytes of a slab of columns that stays in the second cache, so that memory is read once
-NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to page misses than it saves; then wide ones
+
 
 _PLAIN, _STREAMING = np.array([False]), np.array([True])
 
@@ -88,34 +87,23 @@ def _by_pieces(norm, x, weight, eps, out, streaming):
 
 
 def _by_columns(norm, view, weight, eps, streaming):
-    """Tasks are slabs of columns, each of as many planes as make it worth a task."""
+    """Tasks are planes, or columns of a plane where there are fewer planes than threads. The kernel cuts them into slabs."""
     x, out = view.x, view.out
     n_planes, n, n_columns = x.shape
     run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
-    width = _slab_width(n, n_columns, n_planes, x.itemsize)
-    slabs = -(-n_columns // width)
-    step = min(max(1, TASK // (n * width)), -(-n_planes * slabs // get_num_threads()))
-    stacks = -(-n_planes // step)
-    rows = scratch_rows(n)
+    shape = scratch_rows(n), slab_width(n, n_columns, x.itemsize)
 
-    def task(a, b):
-        scratch = np.empty((rows, -(-width // 64) * 64), x.dtype)
-        for index in range(a, b):
-            slab, stack = divmod(index, stacks)
-            place = slice(stack * step, (stack + 1) * step), slice(None), slice(slab * width, (slab + 1) * width)
-            run(x[place], weight, eps, scratch, streaming, out[place])
+    def planes(a, b):
+        run(x[a:b], weight, eps, np.empty(shape, x.dtype), streaming, out[a:b])
 
-    share(task, slabs * stacks, 1)
+    def columns(a, b):
+        run(x[:, :, a:b], weight, eps, np.empty(shape, x.dtype), streaming, out[:, :, a:b])
 
-
-def _slab_width(n, n_columns, n_planes, itemsize):
-    """Columns a slab: what fits the second cache if that is not too narrow; at least one slab a thread."""
-    fitting = SLAB // (n * itemsize) // 64 * 64
-    width = fitting if fitting >= NARROW else WIDE
     threads = get_num_threads()
-    if n_planes < threads and n * n_columns >= 2 * PARALLEL:
-        width = min(width, -(-n_columns // (threads * 64)) * 64)
-    return min(width, n_columns)
+    if n_planes >= threads or n * n_columns < 2 * PARALLEL:
+        share(planes, n_planes, max(1, min(-(-n_planes // threads), TASK // (n * n_columns))))
+    else:
+        share(columns, n_columns, -(-n_columns // (threads * LANES)) * LANES)
 
 
 # x / sqrt(mean(x**2) + eps) * weight
