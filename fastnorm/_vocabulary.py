@@ -71,7 +71,9 @@ class Range(NamedTuple):
 
 def _range(dtype, small, large, lift, drop, faint_eps):
     power = lambda exponent: np.ldexp(dtype(1), exponent)  # noqa: E731
-    return Range(dtype(0), dtype(1), power(small), power(large), power(lift), power(-lift), power(drop), power(20), power(faint_eps))
+    return Range(
+        dtype(0), dtype(1), power(small), power(large), power(lift), power(-lift), power(drop), power(20), power(faint_eps)
+    )
 
 
 # float32: elements reach 2**128 and 2**-149. Lifted, the smallest is 2**-49, its square 2**-98; a block below `small`

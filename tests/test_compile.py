@@ -249,3 +249,25 @@ def test_warm_results_equal_cold_ones(rng):
         "print(fastnorm.rms_norm(x).tobytes().hex())\n"
     )
     assert run(program).strip() == fastnorm.rms_norm(x).tobytes().hex()
+
+
+@pytest.mark.slow
+def test_numba_is_whole_after_drafts(tmp_path):
+    """Our kernels are compiled from drafts of functions; what the host compiles itself, before and after, is not."""
+    program = """
+import numpy as np, numba, fastnorm
+from numba.core.registry import cpu_target
+def total(x, n):
+    s = 0.0
+    for i in range(min(n, len(x))):
+        s += x[i:][0] * max(1, i % 3)
+    return s, np.sqrt(x).sum(), sorted([3, 1, 2])
+x = np.arange(10.0)
+before = numba.njit(total)(x, 8)
+codegen = cpu_target.target_context.codegen()
+usual = codegen._library_class
+fastnorm.rms_norm(x); fastnorm.rms_norm(np.ones((300, 300)), axis=0)
+assert codegen._library_class is usual and 'get_executable' not in vars(cpu_target.target_context)
+print(before == numba.njit(total)(x, 8) == total(x, 8), numba.vectorize(lambda a: a + 1)(x)[3])
+"""
+    assert run(program, FASTNORM_CACHE_DIR=str(tmp_path)).split() == ["True", "4.0"]

@@ -63,7 +63,9 @@ def test_equal_numbers(tenth):
         assert error(np.full((1, n), tenth, np.float32), eps=0.0) <= LIMIT, n
 
 
-@pytest.mark.parametrize(("dtype", "scales"), [(np.float32, [1e30, 1e-30, 3e38, 1e-44]), (np.float64, [1e300, 1e-300, 1e308, 5e-324])])
+@pytest.mark.parametrize(
+    ("dtype", "scales"), [(np.float32, [1e30, 1e-30, 3e38, 1e-44]), (np.float64, [1e300, 1e-300, 1e308, 5e-324])]
+)
 def test_range(dtype, scales):
     for scale in scales:
         x = np.array([scale, -scale], dtype)
