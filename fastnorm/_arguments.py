@@ -181,8 +181,8 @@ def _same_memory(a, b):
 
 
 def _pointer(array):
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return interface["data"][0]
+    interface = getattr(array, "__array_interface__", None)
+    return interface["data"][0] if interface else array.data.ptr  # CuPy's own interface asks the device for more
 
 
 # ----------------------------------------------------------------------------------------------------- conversions

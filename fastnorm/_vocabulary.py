@@ -70,9 +70,18 @@ class Range(NamedTuple):
 
 
 def _range(dtype, small, large, lift, drop, faint_eps):
+    """The range with these exponents of 2."""
     power = lambda exponent: np.ldexp(dtype(1), exponent)  # noqa: E731
     return Range(
-        dtype(0), dtype(1), power(small), power(large), power(lift), power(-lift), power(drop), power(20), power(faint_eps)
+        zero=dtype(0),
+        one=dtype(1),
+        small=power(small),
+        large=power(large),
+        lift=power(lift),
+        unlift=power(-lift),
+        drop=power(drop),
+        heavy=power(20),
+        faint_eps=power(faint_eps),
     )
 
 
