@@ -2,7 +2,16 @@
 
 from ._config import show_config
 from ._cpu.threads import get_num_threads, set_num_threads
-from .norms import rms_norm
+from .consistency import attention_scale, init_std
+from .norms import rms_norm, unit_norm
 
 __version__ = "0.1.0.dev0"
-__all__ = ["get_num_threads", "rms_norm", "set_num_threads", "show_config"]
+__all__ = [
+    "attention_scale",
+    "get_num_threads",
+    "init_std",
+    "rms_norm",
+    "set_num_threads",
+    "show_config",
+    "unit_norm",
+]

@@ -112,7 +112,7 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
 
     x = _as_array(function, "x", x, arrays)
     dtype = _result_dtype(x.dtype)
-    axes = _axes(function, axis, x)
+    axes = _axes(function, axis, x, tuples=function != "unit_norm")
     eps = _eps(function, eps)
     weight = _weight(function, "weight", weight, axis, tuple(x.shape[a] for a in axes), dtype, arrays)
     offset = _number(function, "weight_offset", weight_offset)
@@ -237,17 +237,18 @@ def _check_library(function, name, value, library):
     )
 
 
-def _axes(function, axis, x):
-    """The normalised axes as a tuple of non-negative numbers: one, or some that end with the last."""
+def _axes(function, axis, x, tuples):
+    """The normalised axes as a tuple of non-negative numbers: one, or where `tuples` are allowed some that end with the last."""
     if x.ndim == 0:
         raise np.exceptions.AxisError(f"{function}: x must have an axis to normalise along, got a 0-dimensional array")
-    several = isinstance(axis, tuple)
+    several = tuples and isinstance(axis, tuple)
     axes = []
     for a in axis if several else (axis,):
         try:
             index = operator.index(a)
         except TypeError:
-            raise TypeError(f"{function}: axis must be an integer or a tuple of integers, got {axis!r}") from None
+            kinds = "an integer or a tuple of integers" if tuples else "an integer"
+            raise TypeError(f"{function}: axis must be {kinds}, got {axis!r}") from None
         if not -x.ndim <= index < x.ndim:
             raise np.exceptions.AxisError(f"{function}: axis must be within the {x.ndim} axes of x, got {axis!r}")
         axes.append(index % x.ndim)

@@ -49,6 +49,16 @@ class Factors(NamedTuple):
     common: Any  # nearly every row: scale is 1 (or x is 0) and no product on the way to y leaves the range
 
 
+def lift_eps_of_squares(eps, bounds):
+    """An eps in units of ``x**2``, as a lifted row sees it."""
+    return eps * bounds.lift * bounds.lift
+
+
+def lift_eps_of_length(eps, bounds):
+    """An eps in units of x, squared: what `rescue_scale` compares is in units of ``x**2``."""
+    return eps * bounds.lift * (eps * bounds.lift)
+
+
 def settle_rms(row, eps, lifted_eps, bounds):
     """``inverse = 1 / (scale * sqrt(mean(x**2) + eps))``; 0 for a row of zeros with ``eps=0``.
 
@@ -63,6 +73,19 @@ def settle_rms(row, eps, lifted_eps, bounds):
     count = row.count * shrink
     power = fma(count, floor, squares * shrink)
     inverse = select(power == bounds.zero, bounds.zero, sqrt(count / power))
+    common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
+    return Factors(scale, inverse, common)
+
+
+def settle_unit(row, eps, lifted_eps, bounds):
+    """``inverse = 1 / (scale * max(length, eps))``; 0 for a row of zeros with ``eps=0``. A length of NaN stays NaN."""
+    drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)
+    scale = select(drowned, bounds.one, row.scale)
+    squares = select(drowned, bounds.zero, row.squares)
+    floor = select(scale > bounds.one, sqrt(lifted_eps), eps * scale)
+    length = sqrt(squares)
+    longest = select(floor > length, floor, length)
+    inverse = select(longest == bounds.zero, bounds.zero, bounds.one / longest)
     common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
     return Factors(scale, inverse, common)
 
@@ -86,5 +109,26 @@ def apply_any(x, row, weight, bounds):
     return select(row.common & is_light(weight, bounds), apply_common(x, row.inverse, weight), rescued)
 
 
-NORMS = {"rms_norm": settle_rms}
-FORMULAS = (accumulate_square, rescue_scale, join, settle_rms, is_light, apply_common, apply_any)
+class Norm(NamedTuple):
+    """What makes a norm: what follows from the statistics of a row, and what a lifted row sees of eps."""
+
+    settle: Any
+    lift_eps: Any
+
+
+NORMS = {
+    "rms_norm": Norm(settle_rms, lift_eps_of_squares),
+    "unit_norm": Norm(settle_unit, lift_eps_of_length),
+}
+FORMULAS = (
+    accumulate_square,
+    rescue_scale,
+    join,
+    lift_eps_of_squares,
+    lift_eps_of_length,
+    settle_rms,
+    settle_unit,
+    is_light,
+    apply_common,
+    apply_any,
+)

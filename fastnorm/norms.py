@@ -93,3 +93,72 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
     backend, x, weight, eps, target, out = norm_arguments("rms_norm", x, weight, eps, axis, weight_offset, out)
     backend.rms_norm(x, weight, eps, target)
     return out if out is target else deliver(out)
+
+
+def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
+    """Divide each row of `x` by its length.
+
+    ``y = x / max(sqrt(sum(x**2)), eps) * weight``, where a row is what lies along `axis` and the sum is taken over it.
+
+    Parameters
+    ----------
+    x : array_like
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float32, float64 or integers. Any strides and
+        byte order will do. It decides the library of all arrays of the call.
+    weight : array_like, optional
+        Factors along `axis`, of shape ``(x.shape[axis],)``. Float32, float64 or integers, converted once to the dtype of
+        the computation; they never widen the result. None, the default, means a factor of 1.
+    eps : float, default: 0.0
+        The least length to divide by, so it is in units of `x`. At least 0. With 0 every finite row but one of zeros comes
+        out with length 1, and a row of zeros gives zeros.
+    axis : int, default: -1
+        The axis to normalise along.
+    out : array, optional
+        Where to write the result: writeable, of the shape of `x` and the dtype of the result. It may be `x` itself, which
+        then is normalised in place without a copy; any other overlap gives what it would if the inputs had been copied
+        first. By default a new array.
+
+    Returns
+    -------
+    array
+        `out` if it was given, else a new array of the shape of `x`. Its dtype is that of `x` in native byte order;
+        integers become ``numpy.result_type(x.dtype, numpy.float32)``.
+
+    Raises
+    ------
+    TypeError
+        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
+        their own, such as masked arrays and matrices, are refused); if the dtype of `x` or `weight` is none of those
+        above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
+        number, or `axis` not an integer.
+    ValueError
+        If `weight` has another shape than `axis` asks for; if `eps` is negative or NaN; if `out` has another shape or
+        dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+    numpy.exceptions.AxisError
+        If `x` has no axes, or `axis` is not among those it has.
+
+    See Also
+    --------
+    rms_norm : ``sqrt(n)`` times this, for rows of n elements and ``eps=0``.
+
+    Notes
+    -----
+    Everything is computed in the dtype of the result, float32 or float64. Range, special values and the order of summation
+    are those of `rms_norm`. A rotation of the row rotates the result, as long as there is no weight.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastnorm
+    >>> fastnorm.unit_norm(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    array([[0.6, 0.8],
+           [0. , 0. ]])
+    >>> fastnorm.unit_norm(np.array([1e-40, 1e-40], np.float32))
+    array([0.70710677, 0.70710677], dtype=float32)
+    """
+    y = small_norm("unit_norm", x, weight, eps, axis, 0.0, out)
+    if y is not None:
+        return y
+    backend, x, weight, eps, target, out = norm_arguments("unit_norm", x, weight, eps, axis, 0.0, out)
+    backend.unit_norm(x, weight, eps, target)
+    return out if out is target else deliver(out)

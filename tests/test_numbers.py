@@ -13,11 +13,11 @@ LIMIT = 4.0  # units in the last place of a row's largest value
 SIZES = [1, 2, 3, 31, 32, 33, 64, 127, 513, 1000, 4099, 70001]
 
 
-def error(x, weight=None, **kwargs):
+def error(x, weight=None, norm="rms_norm", **kwargs):
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
-        y = fastnorm.rms_norm(x, weight, **kwargs)
-    return ulps(y, oracles.rms_norm(x, weight, **kwargs), axis=kwargs.get("axis", -1))
+        y = getattr(fastnorm, norm)(x, weight, **kwargs)
+    return ulps(y, getattr(oracles, norm)(x, weight, **kwargs), axis=kwargs.get("axis", -1))
 
 
 HARD = {
@@ -46,6 +46,17 @@ def test_accuracy(rng, data, eps, dtype):
         weight = rng.standard_normal(n).astype(dtype)
         assert error(x, weight, eps=eps, weight_offset=1.0) <= LIMIT, n
         assert error(x.T.copy(), weight, eps=eps, axis=0) <= LIMIT, n
+
+
+@pytest.mark.parametrize("data", HARD)
+@pytest.mark.parametrize("eps", [0.0, 1e-30, 1e-3, 1e25])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_accuracy_of_unit_norm(rng, data, eps, dtype):
+    for n in SIZES:
+        x, weight = HARD[data](rng, (3, n)).astype(dtype), rng.standard_normal(n).astype(dtype)
+        assert error(x, norm="unit_norm", eps=eps) <= LIMIT, n
+        assert error(x, weight, norm="unit_norm", eps=eps) <= LIMIT, n
+        assert error(x.T.copy(), weight, norm="unit_norm", eps=eps, axis=0) <= LIMIT, n
 
 
 @pytest.mark.slow
@@ -103,6 +114,7 @@ def test_eps_below_the_range_of_float32():
 @pytest.mark.parametrize("axis", [0, 1])
 def test_zero_rows(axis):
     x = np.zeros((5, 5), np.float32)
+    assert (fastnorm.unit_norm(x, axis=axis) == 0).all()
     for weight in (None, np.ones(5, np.float32)):
         for eps in (0.0, 1e-6):
             y = fastnorm.rms_norm(x, weight, eps=eps, axis=axis)

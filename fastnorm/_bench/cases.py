@@ -73,6 +73,7 @@ def _first_call(function, dtype):
 CASES = (
     Case(1, "rms_norm", (16384, 4096), _LARGE, quick=(4096, 4096)),
     Case(1, "rms_norm", (30522, 384), _LARGE, data="minilm"),
+    Case(1, "unit_norm", (16384, 4096), _LARGE, quick=(4096, 4096)),
     # A slab of columns does not fit the second cache, so x is read twice: 0.67 of copy is the limit.
     Case(4, "rms_norm", (4096, 4096), (at_least("copy", 0.58),), axis=0),
     Case(4, "rms_norm", (32, 256, 56, 56), (at_least("copy", 0.75),), axis=1, quick=(8, 256, 56, 56)),

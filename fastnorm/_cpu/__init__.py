@@ -1,5 +1,5 @@
 """The CPU backend: NumPy arrays, kernels that are NumPy ufuncs."""
 
-from .norms import rms_norm, small_plan  # noqa: F401 - small_plan is a shortcut of this backend alone
+from .norms import rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
 
-__all__ = ["rms_norm"]
+__all__ = ["rms_norm", "unit_norm"]

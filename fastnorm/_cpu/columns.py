@@ -119,7 +119,7 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
 
 def columns(norm, dtype):
     """Kernel: normalise the columns of a matrix whose rows are contiguous, slab by slab, each as wide as `scratch`."""
-    settle = _math.NORMS[norm]
+    settle = _math.NORMS[norm].settle
     bounds = RANGES[dtype]
 
     @inlined

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from .._compile import kernel
+from .._math import NORMS
 from .._vocabulary import RANGES
 from .layout import LANES, planes, row_count, scratch_rows, slab_width
 from .threads import get_num_threads, share
@@ -106,16 +107,15 @@ def _by_columns(norm, view, weight, eps, streaming):
         share(columns, n_columns, -(-n_columns // (threads * LANES)) * LANES)
 
 
-# x / sqrt(mean(x**2) + eps) * weight
 rms_norm = functools.partial(_normalise, "rms_norm")
+unit_norm = functools.partial(_normalise, "unit_norm")
 
 
 @functools.lru_cache(maxsize=256)
 def _ready(norm, dtype, eps):
     """The ufunc over rows; eps as kernels take it, with eps as a lifted row sees it: lifted before underflow can take it."""
-    exponent = 2 * int(np.log2(RANGES[dtype.name].lift))
     with np.errstate(all="ignore"):
-        both = np.array([eps, np.ldexp(np.float64(eps), exponent)]).astype(dtype)
+        both = np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[dtype.name])]).astype(dtype)
     return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both
 
 

@@ -156,7 +156,7 @@ def summarise(x, x_stride, n, lifted_eps, bounds):
 
 def rows(norm, dtype):
     """Kernel: normalise rows of any strides."""
-    settle = _math.NORMS[norm]
+    settle = _math.NORMS[norm].settle
     bounds = RANGES[dtype]
 
     @inlined
@@ -247,7 +247,7 @@ def piece_statistics(dtype):
 
 def piece_apply(norm, dtype):
     """Kernel: the result for one piece of a long row, given the statistics of all its pieces."""
-    settle = _math.NORMS[norm]
+    settle = _math.NORMS[norm].settle
     bounds = RANGES[dtype]
 
     def kernel(x, weight, eps, statistics, streaming, out):

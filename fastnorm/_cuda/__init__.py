@@ -1,5 +1,5 @@
 """The GPU backend: CuPy arrays, kernels that numba compiles to PTX and CuPy launches."""
 
-from .norms import rms_norm
+from .norms import rms_norm, unit_norm
 
-__all__ = ["rms_norm"]
+__all__ = ["rms_norm", "unit_norm"]

@@ -5,6 +5,7 @@ import functools
 import cupy
 import numpy as np
 
+from .._math import NORMS
 from .._vocabulary import RANGES
 from . import launch
 
@@ -33,7 +34,7 @@ def _normalise(norm, x, weight, eps, out):
 def _launch(norm, x, x_stride, weight, eps, out, out_stride):
     """A block a row; more rows than a grid can have take several launches."""
     n, itemsize = x.shape[-1], x.itemsize
-    dtype, eps, lifted_eps = _constants(eps, x.dtype)
+    dtype, eps, lifted_eps = _constants(norm, eps, x.dtype)
     x_at, out_at, weight_at = x.data.ptr, out.data.ptr, 0 if weight is None else weight.data.ptr
     threads = launch.block_size(n, itemsize)
     aligned = not (x_at | x_stride | out_at | out_stride | weight_at | n * itemsize) % ALIGNMENT
@@ -67,12 +68,11 @@ def row_stride(array):
 
 
 @functools.lru_cache(maxsize=256)
-def _constants(eps, dtype):
+def _constants(norm, eps, dtype):
     """The dtype's name; `eps` as it is, and as a lifted row sees it: lifted before underflow can take it."""
-    exponent = 2 * int(np.log2(RANGES[dtype.name].lift))
     with np.errstate(all="ignore"):
-        return dtype.name, dtype.type(eps), dtype.type(np.ldexp(np.float64(eps), exponent))
+        return dtype.name, dtype.type(eps), dtype.type(NORMS[norm].lift_eps(np.float64(eps), RANGES[dtype.name]))
 
 
-# x / sqrt(mean(x**2) + eps) * weight
 rms_norm = functools.partial(_normalise, "rms_norm")
+unit_norm = functools.partial(_normalise, "unit_norm")

@@ -22,7 +22,7 @@ def rows(norm, dtype, aligned, whole):
     `aligned`: x, out, weight and the strides between rows are multiples of 16 bytes, and so is the length of a row.
     `whole`: a block holds a row, ``n * itemsize <= HELD * blockDim.x``.
     """
-    settle = _math.NORMS[norm]
+    settle = _math.NORMS[norm].settle
     bounds = RANGES[dtype]
     zero, one = bounds.zero, bounds.one
     kind = getattr(types, dtype)
