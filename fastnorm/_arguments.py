@@ -238,7 +238,7 @@ def _check_library(function, name, value, library):
 
 
 def _axes(function, axis, x, tuples):
-    """The normalised axes as a tuple of non-negative numbers: one, or where `tuples` are allowed some that end with the last."""
+    """The normalised axes, non-negative: one, or where `tuples` are allowed some that end with the last."""
     if x.ndim == 0:
         raise np.exceptions.AxisError(f"{function}: x must have an axis to normalise along, got a 0-dimensional array")
     several = tuples and isinstance(axis, tuple)

@@ -154,7 +154,7 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     array([[0.6, 0.8],
            [0. , 0. ]])
     >>> fastnorm.unit_norm(np.array([1e-40, 1e-40], np.float32))
-    array([0.70710677, 0.70710677], dtype=float32)
+    array([0.7071068, 0.7071068], dtype=float32)
     """
     y = small_norm("unit_norm", x, weight, eps, axis, 0.0, out)
     if y is not None:
