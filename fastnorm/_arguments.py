@@ -5,17 +5,19 @@ array to write to that overlaps nothing it must not. Nothing after this file val
 """
 
 import math
+import numbers
 import operator
 import sys
 
 import numpy as np
 
 from ._dispatch import backend_of, describe, library_of
+from ._vocabulary import STORED
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
 _LAST = -1  # one object in CPython, so that `is` tells the default; another -1 takes the long way
-_SMALL = 1 << 15  # elements
+_PLANNED = 1 << 15  # elements: smaller calls go the long way once, which makes the plan for `small_norm`
 _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
 
@@ -26,20 +28,23 @@ def small_norm(function, x, weight, eps, axis, weight_offset, out):
     That is: small rows along the last axis, no weight or one of their dtype, a new result, and an `eps` that came by
     before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to complain of.
     """
-    if type(x) is _ndarray and out is None and axis is _LAST:
+    if type(x) is _ndarray and out is None and axis is _LAST and type(eps) is type(weight_offset) is float:
         dtype = x.dtype
-        try:
-            plan = _plans.get((function, dtype, eps, weight_offset))
-            if plan is not None and x.size <= _SMALL and x.ndim > 1:
-                ufunc, both_eps, flags, ones = plan
-                if weight is None:
-                    weight = ones(x.shape[-1], dtype)
-                if type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
-                    out = _empty_like(x)
-                    ufunc(x, weight, both_eps, flags, out)
+        plan = _plans.get((function, dtype, eps, weight_offset))
+        if plan is not None and x.ndim:
+            ufunc, both_eps, flags, no_weight, most = plan
+            if weight is None:
+                weight = no_weight(x.shape[-1], dtype)
+            if x.size <= most and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
+                out = _empty_like(x)
+                try:
+                    if x.ndim == 1:
+                        ufunc(x[None], weight, both_eps, flags, out[None])
+                    else:
+                        ufunc(x, weight, both_eps, flags, out)
                     return out
-        except (TypeError, ValueError):  # an eps that cannot be looked up, or a weight of another length
-            pass
+                except ValueError:  # a weight of another length
+                    pass
     return None
 
 
@@ -72,7 +77,7 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         and x.flags.aligned
         and _cpu is not None
     ):
-        if out is None and x.size > _SMALL:
+        if out is None and x.size > _PLANNED:
             out = _empty_like(x)
             return _cpu, x, weight, eps, out, out
         if out is not None and _plain_out(x, weight, out, dtype):
@@ -110,11 +115,11 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
     if library == "numpy":
         _cpu = backend
 
-    x = _as_array(function, "x", x, arrays)
+    x = _as_array(function, "x", x, arrays, backend.DTYPES)
     dtype = _result_dtype(x.dtype)
     axes = _axes(function, axis, x, tuples=function != "unit_norm")
     eps = _eps(function, eps)
-    weight = _weight(function, "weight", weight, axis, tuple(x.shape[a] for a in axes), dtype, arrays)
+    weight = _weight(function, "weight", weight, axis, tuple(x.shape[a] for a in axes), _computed(dtype), arrays)
     offset = _number(function, "weight_offset", weight_offset)
     if weight is not None and offset:
         with np.errstate(all="ignore"):
@@ -129,7 +134,7 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
             x = x.copy()
         if weight is not None and arrays.may_share_memory(weight, out):
             weight = weight.copy()
-    if library == "numpy" and offset == 0 and len(_plans) < 256:
+    if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
         _plans[function, x.dtype, eps, offset] = backend.small_plan(function, x.dtype, eps)
     target, out = _landing(out, axes, arrays)
     return backend, _rows(x, axes), weight, eps, target, out
@@ -186,23 +191,40 @@ def _pointer(array):
 
 
 # ----------------------------------------------------------------------------------------------------- conversions
-def _as_array(function, name, value, arrays):
-    """An array of a dtype that this library computes with; never a copy of one."""
+def _as_array(function, name, value, arrays, dtypes):
+    """An array of one of these dtypes or of integers; never a copy of one."""
     if not hasattr(value, "dtype"):
+        _check_members(function, name, value)
         try:
             value = arrays.asarray(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{function}: {name} must be an array or a list of numbers: {error}") from None
     elif not hasattr(value, "flags"):
         value = arrays.asarray(value)
-    if value.dtype.kind not in "iu" and value.dtype.newbyteorder("=") not in (_FLOAT32, _FLOAT64):
-        raise TypeError(f"{function}: {name} must have dtype float32, float64 or an integer one, got {value.dtype}")
+    if value.dtype.kind not in "iu" and value.dtype.name not in dtypes:
+        raise TypeError(f"{function}: {name} must have dtype {', '.join(dtypes)} or an integer one, got {value.dtype}")
     return value
 
 
+def _check_members(function, name, value):
+    """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
+    for member in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(member, (list, tuple)):
+            _check_members(function, name, member)
+        elif library_of(member) is None and not isinstance(member, (str, bytes, complex)) and member is not None:
+            raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
+
+
 def _result_dtype(dtype):
-    """The dtype of the result, which is also that of the computation."""
-    return np.result_type(dtype, np.float32) if dtype.kind in "iu" else dtype.newbyteorder("=")
+    """The dtype of the result: that of `x`, native; for integers a floating one that is wide enough for most of them."""
+    if dtype.kind in "iu":
+        return np.result_type(dtype, np.float32)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def _computed(dtype):
+    """The dtype of the computation, given that of the result."""
+    return _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
 
 
 def _native(x, dtype):
@@ -216,7 +238,7 @@ def _weight(function, name, weight, axis, shape, dtype, arrays):
     """A weight or bias, flat and converted to the dtype of the computation; None stays None."""
     if weight is None:
         return None
-    weight = _as_array(function, name, weight, arrays)
+    weight = _as_array(function, name, weight, arrays, STORED)
     if weight.shape != shape:
         raise ValueError(f"{function}: {name} must have shape {shape} to match axis {axis} of x, got {weight.shape}")
     if weight.dtype != dtype or not getattr(weight.flags, "aligned", True):
@@ -265,12 +287,13 @@ def _eps(function, eps):
 
 
 def _number(function, name, value):
-    if isinstance(value, (str, bytes)) or value is None:
+    kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
+    if kind not in tuple("biuf") or getattr(value, "ndim", 0):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{function}: {name} must be a number, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
 
 
 def _check_out(function, name, out, shape, dtype):

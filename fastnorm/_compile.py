@@ -122,6 +122,7 @@ class Kernel:
             size[place] = stop - start
             self._loop(self._addresses(*[a + start * m for a, m in zip(addresses, moves, strict=True)]), size, steps, None)
 
+        run.arrays = arrays  # addresses are good for as long as these live
         return run
 
 
@@ -232,6 +233,11 @@ def _codegen():
     return cpu_target.target_context.codegen()
 
 
+def processor_features():
+    """What LLVM is told that this processor has, as ``+this,-that``."""
+    return _codegen().magic_tuple()[2]
+
+
 # ---------------------------------------------------------------------------------------------- the cache on disk
 class Folder(NamedTuple):
     """Where machine code is kept, or why it is not."""
@@ -247,10 +253,10 @@ def _load(name):
         return None
     try:
         code, binaries = _read(folder.path / _file_name(name))
-    except (OSError, ValueError):  # not there, or not whole: compile
+        library = _codegen().unserialize_library((code["name"], "object", binaries))
+        return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
+    except Exception:  # not there, not whole, or not to be understood: compile
         return None
-    library = _codegen().unserialize_library((code["name"], "object", binaries))
-    return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
 
 
 def _file_name(name):
@@ -308,7 +314,7 @@ def cache_folder(target=None):
 def _root():
     chosen = os.environ.get("FASTNORM_CACHE_DIR")
     if chosen:
-        return pathlib.Path(chosen)
+        return pathlib.Path(chosen).expanduser()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -320,10 +326,12 @@ def _root():
 
 def _key(*versions):
     """Digest of all that decides what the compiler writes."""
+    from . import __version__
+
     digest = hashlib.sha256()
     for file in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
-    digest.update(repr(versions).encode())
+    digest.update(repr((__version__, *versions)).encode())  # the source may be missing: frozen, zipped, .pyc alone
     return digest.hexdigest()[:24]
 
 

@@ -1,7 +1,7 @@
 """Every formula, once. No loop, no branch, no literal, no backend: operators and the words of `_vocabulary`.
 
 A norm is three formulas. `statistics` describe a piece of a row; `join` makes one of two, so that a row may be
-cut into blocks, threads, CUDA blocks or Dask chunks; `apply` turns an element into its result. Schedules (which piece
+cut into blocks, pieces or chunks, wherever they are; `apply` turns an element into its result. Schedules (which piece
 when, on which thread) belong to the backends.
 """
 
@@ -60,7 +60,7 @@ def lift_eps_of_length(eps, bounds):
 
 
 def settle_rms(row, eps, lifted_eps, bounds):
-    """``inverse = 1 / (scale * sqrt(mean(x**2) + eps))``; 0 for a row of zeros with ``eps=0``.
+    """``inverse = 1 / (scale * sqrt(mean(x**2) + eps))``; 0 for a row of zeros.
 
     One root of one quotient: three roundings, where ``1 / sqrt(squares / count + eps)`` has four. Above and below the
     fraction bar stands `shrink`, so that no eps overflows there.
@@ -72,20 +72,20 @@ def settle_rms(row, eps, lifted_eps, bounds):
     shrink = select(floor > bounds.one, bounds.drop, bounds.one)
     count = row.count * shrink
     power = fma(count, floor, squares * shrink)
-    inverse = select(power == bounds.zero, bounds.zero, sqrt(count / power))
+    inverse = select(row.squares == bounds.zero, bounds.zero, sqrt(count / power))
     common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
     return Factors(scale, inverse, common)
 
 
 def settle_unit(row, eps, lifted_eps, bounds):
-    """``inverse = 1 / (scale * max(length, eps))``; 0 for a row of zeros with ``eps=0``. A length of NaN stays NaN."""
+    """``inverse = 1 / (scale * max(length, eps))``; 0 for a row of zeros. A length of NaN stays NaN."""
     drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)
     scale = select(drowned, bounds.one, row.scale)
     squares = select(drowned, bounds.zero, row.squares)
     floor = select(scale > bounds.one, sqrt(lifted_eps), eps * scale)
     length = sqrt(squares)
     longest = select(floor > length, floor, length)
-    inverse = select(longest == bounds.zero, bounds.zero, bounds.one / longest)
+    inverse = select(row.squares == bounds.zero, bounds.zero, bounds.one / longest)
     common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
     return Factors(scale, inverse, common)
 
@@ -101,11 +101,16 @@ def apply_common(x, inverse, weight):
 
 
 def apply_any(x, row, weight, bounds):
-    """The result for any element: elsewhere scaled as its squares were, and lifted where the product nears underflow."""
+    """The result for any element: elsewhere scaled as its squares were, and lifted where a factor nears underflow.
+
+    What is not selected may be infinite. What is: ``lifted`` is below 1 where `y` is tiny, and so is its first factor where
+    only `scaled` is.
+    """
     scaled = x * row.scale
     y = scaled * row.inverse
-    lifted = scaled * bounds.lift * row.inverse * weight * bounds.unlift
-    rescued = select(magnitude(y) < bounds.small, lifted, y * weight)
+    lifted = x * bounds.lift * row.scale * row.inverse
+    exact = select(magnitude(scaled) < bounds.small, lifted * bounds.unlift, y)
+    rescued = select(magnitude(y) < bounds.small, lifted * weight * bounds.unlift, exact * weight)
     return select(row.common & is_light(weight, bounds), apply_common(x, row.inverse, weight), rescued)
 
 

@@ -5,9 +5,9 @@ A formula in `_math` is built from operators and from these words alone, so that
 ==================  =======================================  =========================
 value               where                                    bodies of the words
 ==================  =======================================  =========================
-NumPy arrays        tests, Dask chunks                       this file
+NumPy arrays        tests, plans                             this file
 lanes of a register CPU kernels                              `_cpu/simd.py`
-one CPU number      CPU kernels, the end of a row            `_cpu/simd.py`
+one CPU number      CPU kernels, once a block or row         `_cpu/simd.py`
 one GPU number      CUDA kernels                             `_cuda/block.py`
 ==================  =======================================  =========================
 
@@ -93,3 +93,8 @@ RANGES = {
     "float32": _range(np.float32, small=-100, large=96, lift=100, drop=-90, faint_eps=80),
     "float64": _range(np.float64, small=-900, large=900, lift=600, drop=-600, faint_eps=180),
 }
+
+# Numba's CPU target has no 16-bit floats: in kernels they go by the names of two 16-bit integers, and loads and stores tell
+# them apart by that. Every dtype that a kernel can be made for, and what it computes in:
+STORED = {"float16": "int16", "bfloat16": "uint16", "float32": "float32", "float64": "float64"}
+COMPUTED = {"int16": "float32", "uint16": "float32", "float32": "float32", "float64": "float64"}

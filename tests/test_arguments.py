@@ -56,6 +56,14 @@ WRONG = [
     (TypeError, "eps 'a'", (X,), {"eps": "a"}),
     (TypeError, "eps None", (X,), {"eps": None}),
     (TypeError, "weight_offset None", (X,), {"weight_offset": None}),
+    (TypeError, "weight_offset 0j", (X,), {"weight_offset": 0j}),
+    (TypeError, "eps 1j", (X,), {"eps": 1 + 1j}),
+    (TypeError, "eps 1e-6", (X,), {"eps": np.array("1e-6")}),
+    (TypeError, "eps bytearray", (X,), {"eps": bytearray(b"1")}),
+    (TypeError, "eps array", (X,), {"eps": np.zeros(3)}),
+    (ValueError, "eps float", (X,), {"eps": 10**400}),
+    (TypeError, "x MaskedArray", ([np.ma.masked_array([1.0, 2.0], [0, 1])],), {}),
+    (TypeError, "x MaskedConstant", ([[np.ma.masked, 1.0]],), {}),
     (TypeError, "weight_offset 'a'", (X,), {"weight_offset": "a"}),
     (ValueError, "weight (4,) (3,)", (X, np.ones(3, np.float32)), {}),
     (ValueError, "weight (4,) (1,)", (X, np.ones(1, np.float32)), {}),
@@ -112,7 +120,10 @@ def test_a_wrong_weight_after_a_right_one(rng):
             fastnorm.rms_norm(x, weight)
     with pytest.raises(ValueError, match="eps"):
         fastnorm.rms_norm(x, eps=-1.0)
-    for offset in (None, "", [0.0, 1.0], np.zeros(3)):
+    for bad in (1e-6 + 0j, np.complex64(1e-6), "1e-6"):
+        with pytest.raises(TypeError, match="eps must be a number"):
+            fastnorm.rms_norm(x, eps=bad)
+    for offset in (None, "", [0.0, 1.0], np.zeros(3), 0j):
         with pytest.raises(TypeError, match="weight_offset must be a number"):
             fastnorm.rms_norm(x, weight_offset=offset)
     assert_same_bits(fastnorm.rms_norm(x, eps=np.array(1e-6), weight_offset=np.array(0)), fastnorm.rms_norm(x))

@@ -1,5 +1,7 @@
 """Compiled code on disk: found again, never believed blindly, and never needed."""
 
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -67,6 +69,23 @@ def test_damaged_files_are_compiled_anew(folder, damage):
     file.write_bytes(broken[damage])
     assert not doubled()
     assert cached(folder).read_bytes() != broken[damage]
+    assert doubled()
+
+
+@pytest.mark.parametrize("damage", ["no sizes", "short code", "list"])
+def test_files_that_make_no_sense(folder, damage):
+    """Whole, but not what a kernel is: whoever wrote it, it costs a compilation and nothing else."""
+    doubled()
+    file = cached(folder)
+    code, (binary, bitcode) = _compile._read(file)
+    if damage == "no sizes":
+        content = b"{}\n" + binary
+    elif damage == "list":
+        content = b"[1]\n" + binary
+    else:
+        content = json.dumps(code | {"sizes": [8, 8]}).encode() + b"\n" + binary[:8] + bitcode[:8]
+    file.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    assert not doubled()
     assert doubled()
 
 

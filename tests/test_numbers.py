@@ -99,6 +99,38 @@ def test_weights_that_undo_what_the_row_did():
     assert error(x.T.copy(), weight, eps=0.0, axis=0) <= LIMIT
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        ([-7.05e-18, -5.8e19], [3.4e38, 1]),
+        ([1e-30, 1e30], [1e38, 1e-30]),
+        ([2.7e-155, -1.7e140], [1.7e308, 0.013]),
+        ([1e-300, 1e150, 1], [1e300, 1e-300, 0]),
+    ],
+)
+def test_small_elements_of_huge_rows(x, weight, axis):
+    """A row is scaled down for its largest element; a weight may make its smallest the largest."""
+    dtype = np.float32 if max(weight) < 1e39 else np.float64
+    x, weight = np.array([x], dtype), np.array(weight, dtype)
+    for eps in (0.0, 1e-6):
+        assert error(x if axis else x.T.copy(), weight, eps=eps, axis=axis) <= LIMIT
+
+
+def test_wild_rows(rng):
+    """Elements and weights over the whole range, in short rows."""
+    for dtype, most in ((np.float32, 37), (np.float64, 305)):
+        for n in (2, 3, 5):
+            sign = rng.choice([-1, 1], (2000, n))
+            x = (sign * 10.0 ** rng.uniform(-most, most, (2000, n))).astype(dtype)
+            for norm in ("rms_norm", "unit_norm"):
+                weight = (10.0 ** rng.uniform(-most, most, n)).astype(dtype)
+                wanted = getattr(oracles, norm)(x, weight, eps=0.0)
+                fine = np.abs(wanted).max(-1) < np.finfo(dtype).max / 2
+                y = getattr(fastnorm, norm)(x, weight, eps=0.0)
+                assert ulps(y[fine], wanted[fine]) <= LIMIT
+
+
 @pytest.mark.parametrize("n", [1, 4096, 100_000])
 def test_huge_eps(n):
     x = np.full((1, n), 1e10, np.float32)
@@ -116,7 +148,7 @@ def test_zero_rows(axis):
     x = np.zeros((5, 5), np.float32)
     assert (fastnorm.unit_norm(x, axis=axis) == 0).all()
     for weight in (None, np.ones(5, np.float32)):
-        for eps in (0.0, 1e-6):
+        for eps in (0.0, 1e-6, 1e-100, 1e-103, 1e-45, 1e30):
             y = fastnorm.rms_norm(x, weight, eps=eps, axis=axis)
             assert (y == 0).all()
 

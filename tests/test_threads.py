@@ -73,6 +73,9 @@ def test_set_and_get():
         with fastnorm.set_num_threads(np.int64(3)):
             assert fastnorm.get_num_threads() == 3
     assert fastnorm.get_num_threads() == n
+    for bad in (np.array(2.7), np.array([2, 3])):
+        with pytest.raises(TypeError, match="set_num_threads: n must"):
+            fastnorm.set_num_threads(bad)
     for error, bad in (
         (ValueError, 0),
         (ValueError, -1),
@@ -93,6 +96,7 @@ def test_set_and_get():
         ({"OMP_NUM_THREADS": "2"}, 2),
         ({"OMP_NUM_THREADS": "5,2"}, 5),
         ({"OMP_NUM_THREADS": "many"}, None),
+        ({"OMP_NUM_THREADS": "\u00b2"}, None),
         ({"FASTNORM_NUM_THREADS": "0"}, None),
         ({}, None),
     ],
@@ -234,6 +238,24 @@ def test_interrupt_while_others_work(threads, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         share(work, 2, 1)
     assert finished
+
+
+def test_interrupt_while_workers_are_called(threads, monkeypatch):
+    """Ctrl-C between calling a worker and starting to work: the worker does nothing after the call was left."""
+    threads(2)
+    offer = module._pool.offer
+
+    def interrupted(job, helpers):
+        offer(job, helpers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._pool, "offer", interrupted)
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        share(lambda a, b: (time.sleep(0.01), done.append(a)), 1000, 1)
+    left = len(done)
+    time.sleep(0.1)
+    assert len(done) == left < 1000
 
 
 def test_no_threads_to_be_had(threads, monkeypatch):

@@ -80,8 +80,9 @@ def _raw_ufunc(job):
     """What is left of a call without arguments to check and a result to allocate."""
     from fastnorm._cpu.norms import small_plan
 
-    ufunc, *rest, _ = small_plan(job.case.function, job.x.dtype, EPS[job.case.function])
-    return Contender(functools.partial(ufunc, job.x, *job.weights, *rest, job.out), lambda _: job.out, ulps=EXACT)
+    plan = small_plan(job.case.function, job.x.dtype, EPS[job.case.function])
+    run = functools.partial(plan.ufunc, job.x, *job.weights, plan.eps, plan.flags, job.out)
+    return Contender(run, lambda _: job.out, ulps=EXACT)
 
 
 def _gpu(job):

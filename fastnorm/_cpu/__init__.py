@@ -3,3 +3,4 @@
 from .norms import rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
 
 __all__ = ["rms_norm", "unit_norm"]
+DTYPES = ("float16", "bfloat16", "float32", "float64")

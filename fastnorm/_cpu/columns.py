@@ -7,7 +7,7 @@ the chains, so that the pairs of the chains' tree become neighbours and six part
 
 from .. import _math
 from .._compile import Source
-from .._vocabulary import RANGES, select
+from .._vocabulary import COMPUTED, RANGES, select
 from .blocks import DEPTH
 from .layout import BLOCK, CHAIN_LEVELS, RESULTS, SLAB
 from .memory import (
@@ -120,7 +120,8 @@ def apply_columns(x, out, columns, results, width, weight, all_common, streaming
 def columns(norm, dtype):
     """Kernel: normalise the columns of a matrix whose rows are contiguous, slab by slab, each as wide as `scratch`."""
     settle = _math.NORMS[norm].settle
-    bounds = RANGES[dtype]
+    computed = COMPUTED[dtype]
+    bounds = RANGES[computed]
 
     @inlined
     def grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lifted_eps):
@@ -219,6 +220,6 @@ def columns(norm, dtype):
     return Source(
         kernel,
         "(n,m),(n),(p),(s,w),(q),(n,m)",
-        f"void({dtype}[:,:], {dtype}[:], {dtype}[:], {dtype}[:,:], boolean[:], {dtype}[:,:])",
+        f"void({dtype}[:,:], {computed}[:], {computed}[:], {computed}[:,:], boolean[:], {dtype}[:,:])",
         ("scratch", "out"),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 BLOCK = 512  # elements of a row that are summed together, see `blocks`
-LANES = 64  # columns that the kernel takes at once
+LANES = 64  # numbers that a kernel computes with at once: chains of a row, or columns
 SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next
 NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to short runs than it saves; then wide ones
 CHAIN_LEVELS = 7  # partial sums of a tree over the 64 chains of a block

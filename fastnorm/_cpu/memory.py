@@ -8,7 +8,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from .._compile import IS_X86
-from .simd import LANES, SUFFIX, Lanes, call, first_mask, vector_of
+from .half import HALVES, narrow, widen
+from .simd import COMPUTED, LANES, SUFFIX, Lanes, call, first_mask, vector_of
 
 _I32 = ir.IntType(32)
 
@@ -63,16 +64,49 @@ def itemsize(typing, pointer):
     return types.intp(pointer), codegen
 
 
+def _widen(builder, pointer, raw):
+    return widen(builder, pointer.dtype, raw) if pointer.dtype in HALVES else raw
+
+
+def _narrow(builder, pointer, value):
+    return narrow(builder, pointer.dtype, value) if pointer.dtype in HALVES else value
+
+
+def _lanes(pointer):
+    return Lanes(COMPUTED[pointer.dtype])
+
+
+@intrinsic
+def get(typing, pointer):
+    """One number, in the dtype of the computation."""
+
+    def codegen(context, builder, signature, args):
+        return _widen(builder, pointer, builder.load(args[0]))
+
+    return COMPUTED[pointer.dtype](pointer), codegen
+
+
+@intrinsic
+def put(typing, pointer, value):
+    """Store one number."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(_narrow(builder, pointer, args[1]), args[0])
+        return context.get_dummy_value()
+
+    return types.void(pointer, COMPUTED[pointer.dtype]), codegen
+
+
 @intrinsic
 def load(typing, pointer, index):
     """64 neighbours, of any alignment."""
 
     def codegen(context, builder, signature, args):
-        value = builder.load(_at(builder, *args, vector_of(pointer.dtype)))
-        value.align = _itemsize(pointer)
-        return value
+        raw = builder.load(_at(builder, *args, vector_of(pointer.dtype)))
+        raw.align = _itemsize(pointer)
+        return _widen(builder, pointer, raw)
 
-    return Lanes(pointer.dtype)(pointer, types.intp), codegen
+    return _lanes(pointer)(pointer, types.intp), codegen
 
 
 @intrinsic
@@ -84,9 +118,9 @@ def load_first(typing, pointer, index, count):
         place = _at(builder, args[0], args[1], vector)
         name = f"llvm.masked.load.v{LANES}{SUFFIX[pointer.dtype]}.p0"
         arguments = [place, _I32(_itemsize(pointer)), first_mask(builder, args[2]), ir.Constant(vector, None)]
-        return call(builder, name, vector, arguments)
+        return _widen(builder, pointer, call(builder, name, vector, arguments))
 
-    return Lanes(pointer.dtype)(pointer, types.intp, types.intp), codegen
+    return _lanes(pointer)(pointer, types.intp, types.intp), codegen
 
 
 @intrinsic
@@ -94,10 +128,11 @@ def store(typing, pointer, index, value):
     """64 neighbours, of any alignment."""
 
     def codegen(context, builder, signature, args):
-        builder.store(args[2], _at(builder, args[0], args[1], args[2].type)).align = _itemsize(pointer)
+        raw = _narrow(builder, pointer, args[2])
+        builder.store(raw, _at(builder, args[0], args[1], raw.type)).align = _itemsize(pointer)
         return context.get_dummy_value()
 
-    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+    return types.void(pointer, types.intp, _lanes(pointer)), codegen
 
 
 @intrinsic
@@ -105,13 +140,13 @@ def store_first(typing, pointer, index, count, value):
     """The first `count` lanes; no other memory is touched."""
 
     def codegen(context, builder, signature, args):
-        place = _at(builder, args[0], args[1], args[3].type)
+        raw = _narrow(builder, pointer, args[3])
+        place = _at(builder, args[0], args[1], raw.type)
         name = f"llvm.masked.store.v{LANES}{SUFFIX[pointer.dtype]}.p0"
-        arguments = [args[3], place, _I32(_itemsize(pointer)), first_mask(builder, args[2])]
-        call(builder, name, ir.VoidType(), arguments)
+        call(builder, name, ir.VoidType(), [raw, place, _I32(_itemsize(pointer)), first_mask(builder, args[2])])
         return context.get_dummy_value()
 
-    return types.void(pointer, types.intp, types.intp, Lanes(pointer.dtype)), codegen
+    return types.void(pointer, types.intp, types.intp, _lanes(pointer)), codegen
 
 
 @intrinsic
@@ -119,12 +154,13 @@ def stream(typing, pointer, index, value):
     """`store` past the caches; the address must be a multiple of 64 bytes, and a `fence` must follow some time."""
 
     def codegen(context, builder, signature, args):
-        instruction = builder.store(args[2], _at(builder, args[0], args[1], args[2].type))
+        raw = _narrow(builder, pointer, args[2])
+        instruction = builder.store(raw, _at(builder, args[0], args[1], raw.type))
         instruction.align = 64
         instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
         return context.get_dummy_value()
 
-    return types.void(pointer, types.intp, Lanes(pointer.dtype)), codegen
+    return types.void(pointer, types.intp, _lanes(pointer)), codegen
 
 
 @intrinsic
@@ -201,3 +237,15 @@ def stack_of(typing, example, size):
         return cgutils.alloca_once(builder, context.get_data_type(example), size=size.literal_value)
 
     return types.CPointer(example)(example, size), codegen
+
+
+@intrinsic
+def stack_like(typing, pointer, size):
+    """Room on the stack for `size` (a literal) elements as they lie where `pointer` points."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        return cgutils.alloca_once(builder, context.get_data_type(pointer.dtype), size=size.literal_value)
+
+    return pointer(pointer, size), codegen

@@ -4,12 +4,14 @@ All of them follow the order of summation of `blocks`: which one runs shows in t
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from .._compile import kernel
 from .._math import NORMS
-from .._vocabulary import RANGES
+from .._vocabulary import COMPUTED, RANGES, STORED
 from .layout import LANES, planes, row_count, scratch_rows, slab_width
 from .threads import get_num_threads, share
 
@@ -26,9 +28,12 @@ _PLAIN, _STREAMING = np.array([False]), np.array([True])
 
 def _normalise(norm, x, weight, eps, out):
     """Choose the schedule."""
+    if x.itemsize == 2:
+        stored = STORED[x.dtype.name]
+        x, out = x.view(stored), out.view(stored)
     by_rows, eps = _ready(norm, x.dtype, eps)
     if weight is None:
-        weight = _ones(x.shape[-1], x.dtype)
+        weight = _ones(x.shape[-1], eps.dtype)
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
@@ -37,9 +42,19 @@ def _normalise(norm, x, weight, eps, out):
         _normalise_large(norm, x, weight, eps, out, by_rows)
 
 
+class SmallPlan(NamedTuple):
+    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``."""
+
+    ufunc: np.ufunc
+    eps: np.ndarray
+    flags: np.ndarray
+    no_weight: Callable  # of a length and a dtype: the weight of a call without one
+    most: int  # elements that are still small
+
+
 def small_plan(norm, dtype, eps):
-    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``, and a weight if it has none."""
-    return *_ready(norm, dtype, eps), _PLAIN, _ones
+    """The plan for all small calls of a norm, dtype and eps."""
+    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones, SMALL)
 
 
 def _normalise_large(norm, x, weight, eps, out, by_rows):
@@ -80,7 +95,7 @@ def _by_pieces(norm, x, weight, eps, out, streaming):
     dtype = x.dtype.name
     n = len(x)
     piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)
-    statistics = np.empty((-(-n // piece), 3), dtype)
+    statistics = np.empty((-(-n // piece), 3), eps.dtype)
     measure = kernel("fastnorm._cpu.rows:piece_statistics", dtype).without_gil
     apply = kernel("fastnorm._cpu.rows:piece_apply", norm, dtype).without_gil
     share(lambda a, b: measure(x[a:b], eps, statistics[a // piece]), n, piece)
@@ -94,17 +109,17 @@ def _by_columns(norm, view, weight, eps, streaming):
     run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
     shape = scratch_rows(n), slab_width(n, n_columns, x.itemsize)
 
-    def planes(a, b):
-        run(x[a:b], weight, eps, np.empty(shape, x.dtype), streaming, out[a:b])
+    def some_planes(a, b):
+        run(x[a:b], weight, eps, np.empty(shape, eps.dtype), streaming, out[a:b])
 
-    def columns(a, b):
-        run(x[:, :, a:b], weight, eps, np.empty(shape, x.dtype), streaming, out[:, :, a:b])
+    def some_columns(a, b):
+        run(x[:, :, a:b], weight, eps, np.empty(shape, eps.dtype), streaming, out[:, :, a:b])
 
     threads = get_num_threads()
     if n_planes >= threads or n * n_columns < 2 * PARALLEL:
-        share(planes, n_planes, max(1, min(-(-n_planes // threads), TASK // (n * n_columns))))
+        share(some_planes, n_planes, max(1, min(-(-n_planes // threads), TASK // (n * n_columns))))
     else:
-        share(columns, n_columns, -(-n_columns // (threads * LANES)) * LANES)
+        share(some_columns, n_columns, -(-n_columns // (threads * LANES)) * LANES)
 
 
 rms_norm = functools.partial(_normalise, "rms_norm")
@@ -114,8 +129,9 @@ unit_norm = functools.partial(_normalise, "unit_norm")
 @functools.lru_cache(maxsize=256)
 def _ready(norm, dtype, eps):
     """The ufunc over rows; eps as kernels take it, with eps as a lifted row sees it: lifted before underflow can take it."""
+    computed = COMPUTED[dtype.name]
     with np.errstate(all="ignore"):
-        both = np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[dtype.name])]).astype(dtype)
+        both = np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[computed])]).astype(computed)
     return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both
 
 

@@ -7,19 +7,22 @@ rate, against 0.81 for one pass after the other (16384 x 4096 float32, two cores
 
 from .. import _math
 from .._compile import Source
-from .._vocabulary import RANGES, magnitude, maximum
+from .._vocabulary import COMPUTED, RANGES, magnitude, maximum
 from .blocks import DEPTH, block_statistics, climb, rescued, root
 from .layout import BLOCK
 from .memory import (
     address,
     fence,
     forget_exceptions,
+    get,
     itemsize,
     load,
     load_first,
     pointer_to,
     prefetch,
+    put,
     shifted,
+    stack_like,
     stack_of,
     store,
     store_first,
@@ -61,8 +64,8 @@ def apply_span(x, weight, step, inverse, out, start, stop, streaming):
 def apply_each(x, x_stride, weight, weight_stride, factors, out, out_stride, n, bounds):
     """The result for a row of any kind and any strides, element by element: rare, so that it shall not cost compile time."""
     for j in range(n):
-        value, factor = shifted(x, j * x_stride)[0], shifted(weight, j * weight_stride)[0]
-        shifted(out, j * out_stride)[0] = _math.apply_any(value, factors, factor, bounds)
+        value, factor = get(shifted(x, j * x_stride)), get(shifted(weight, j * weight_stride))
+        put(shifted(out, j * out_stride), _math.apply_any(value, factors, factor, bounds))
 
 
 @inlined
@@ -139,7 +142,7 @@ def flush(edge, held, out):
 def summarise(x, x_stride, n, lifted_eps, bounds):
     """The statistics of a row, or of a piece of one, of any stride; strided ones are copied block by block."""
     tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
-    block = stack_of(bounds.zero, BLOCK)
+    block = stack_like(x, BLOCK)
     index, top, start = 0, 0, 0
     while start < n:
         stop = start + BLOCK if start + BLOCK < n else n
@@ -157,7 +160,8 @@ def summarise(x, x_stride, n, lifted_eps, bounds):
 def rows(norm, dtype):
     """Kernel: normalise rows of any strides."""
     settle = _math.NORMS[norm].settle
-    bounds = RANGES[dtype]
+    computed = COMPUTED[dtype]
+    bounds = RANGES[computed]
 
     @inlined
     def any_row(x, x_stride, weight, weight_stride, eps, lifted_eps, out, out_stride, n):
@@ -169,7 +173,7 @@ def rows(norm, dtype):
     @inlined
     def contiguous(x, x_stride, weight, step, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
-        edge, held = stack_of(bounds.zero, EDGE), 0  # what rows hold back of the line that they share with the next
+        edge, held = stack_like(out, EDGE), 0  # what rows hold back of the line that they share with the next
         shares = streaming and out_stride == n * itemsize(out) and n >= LANES
         following, top = x, 0
         for i in range(rows + 1):  # the result of row i - 1 and the tree of row i
@@ -193,7 +197,7 @@ def rows(norm, dtype):
                     flush(edge, held, out)
                     held = 0
                     size = itemsize(x)
-                    any_row(x, size, weight, step * size, eps, lifted_eps, out, size, n)
+                    any_row(x, size, weight, step * itemsize(weight), eps, lifted_eps, out, size, n)
                 out = shifted(out, out_stride)
             while i < rows and index * BLOCK < n:
                 start = index * BLOCK
@@ -208,13 +212,13 @@ def rows(norm, dtype):
             xp, wp, op = pointer_to(x), pointer_to(weight), pointer_to(out)
             size, x_stride, w_stride, out_stride = x.itemsize, x.strides[1], weight.strides[0], out.strides[1]
             fast = x_stride == out_stride == size
-            step = w_stride // size
+            step = w_stride // weight.itemsize
             if w_stride == 0:
                 same = stack_of(bounds.zero, LANES)
                 store(same, 0, splat(wp[0]))
                 wp = same
             else:
-                fast = fast and w_stride == size
+                fast = fast and w_stride == weight.itemsize
             if fast and all_light(wp, step, n, bounds):
                 contiguous(xp, x.strides[0], wp, step, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
                 if streaming[0]:
@@ -228,27 +232,29 @@ def rows(norm, dtype):
     return Source(
         kernel,
         "(r,n),(n),(p),(q),(r,n)",
-        f"void({dtype}[:,:], {dtype}[:], {dtype}[:], boolean[:], {dtype}[:,:])",
+        f"void({dtype}[:,:], {computed}[:], {computed}[:], boolean[:], {dtype}[:,:])",
         ("out",),
     )
 
 
 def piece_statistics(dtype):
     """Kernel: what `join` needs of one piece of a long row: a power of two of blocks, or the rest of the row."""
-    bounds = RANGES[dtype]
+    computed = COMPUTED[dtype]
+    bounds = RANGES[computed]
 
     def kernel(x, eps, statistics):
         piece = summarise(pointer_to(x), x.strides[0], len(x), eps[1], bounds)
         statistics[0], statistics[1], statistics[2] = piece.scale, piece.count, piece.squares
         forget_exceptions()
 
-    return Source(kernel, "(n),(p),(s)", f"void({dtype}[:], {dtype}[:], {dtype}[:])", ("statistics",))
+    return Source(kernel, "(n),(p),(s)", f"void({dtype}[:], {computed}[:], {computed}[:])", ("statistics",))
 
 
 def piece_apply(norm, dtype):
     """Kernel: the result for one piece of a long row, given the statistics of all its pieces."""
     settle = _math.NORMS[norm].settle
-    bounds = RANGES[dtype]
+    computed = COMPUTED[dtype]
+    bounds = RANGES[computed]
 
     def kernel(x, weight, eps, statistics, streaming, out):
         tree = stack_of(_math.Statistics(bounds.zero, bounds.zero, bounds.zero), DEPTH)
@@ -258,12 +264,12 @@ def piece_apply(norm, dtype):
             top = climb(tree, top, i, piece)
         factors = settle(root(tree, top), eps[0], eps[1], bounds)
         xp, wp, op, n = pointer_to(x), pointer_to(weight), pointer_to(out), len(x)
-        step = weight.strides[0] // x.itemsize
+        step = weight.strides[0] // weight.itemsize
         if step == 0:
             same = stack_of(bounds.zero, LANES)
             store(same, 0, splat(wp[0]))
             wp = same
-        fast = x.strides[0] == out.strides[0] == x.itemsize and weight.strides[0] in (0, x.itemsize)
+        fast = x.strides[0] == out.strides[0] == x.itemsize and weight.strides[0] in (0, weight.itemsize)
         if fast and factors.common and all_light(wp, step, n, bounds):
             head = to_line(op, n) if streaming[0] else 0
             apply_span(xp, wp, step, factors.inverse, op, 0, head, False)
@@ -277,6 +283,6 @@ def piece_apply(norm, dtype):
     return Source(
         kernel,
         "(n),(n),(p),(k,s),(q),(n)",
-        f"void({dtype}[:], {dtype}[:], {dtype}[:], {dtype}[:,:], boolean[:], {dtype}[:])",
+        f"void({dtype}[:], {computed}[:], {computed}[:], {computed}[:,:], boolean[:], {dtype}[:])",
         ("out",),
     )

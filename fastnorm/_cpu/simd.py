@@ -16,8 +16,8 @@ from numba.extending import intrinsic, lower_builtin, register_jitable, register
 
 from .. import _math
 from .. import _vocabulary as words
+from .layout import LANES
 
-LANES = 64
 _I32 = ir.IntType(32)
 
 
@@ -39,11 +39,16 @@ class Mask(types.Type):
 mask_type = Mask()
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-SUFFIX = {types.float32: "f32", types.float64: "f64"}
+SUFFIX = {types.int16: "i16", types.uint16: "i16", types.float32: "f32", types.float64: "f64"}
+
+
+COMPUTED = {types.int16: types.float32, types.uint16: types.float32, types.float32: types.float32, types.float64: types.float64}
+_STORED = {types.int16: ir.IntType(16), types.uint16: ir.IntType(16), **_FLOAT}
 
 
 def vector_of(dtype):
-    return ir.VectorType(_FLOAT[dtype], LANES)
+    """64 numbers as they lie in memory."""
+    return ir.VectorType(_STORED[dtype], LANES)
 
 
 @register_model(Lanes)

@@ -7,6 +7,7 @@ child, `workqueue` aborts when two Python threads meet in it, and both spin at a
 Work is Python calling kernels that release the GIL. Between two pieces the interpreter runs, so that Ctrl-C is heard.
 """
 
+import operator
 import os
 import pathlib
 import queue
@@ -93,9 +94,9 @@ def share(work, total, step):
     """Call ``work(start, stop)`` for pieces of ``range(total)``, on up to `get_num_threads` threads at once."""
     job = _Job(work, total, step)
     helpers = min(get_num_threads(), -(-total // step)) - 1
-    if helpers > 0:
-        _pool.offer(job, helpers)
     try:
+        if helpers > 0:
+            _pool.offer(job, helpers)
         job.run()
     finally:
         job.close()
@@ -150,12 +151,16 @@ class set_num_threads:  # noqa: N801 - a function that is a context manager too
 
     def __init__(self, n):
         global _num_threads
-        if not hasattr(n, "__index__") or isinstance(n, bool):
+        try:
+            number = operator.index(n)
+        except TypeError:
+            number = None
+        if number is None or isinstance(n, bool):
             raise TypeError(f"set_num_threads: n must be an integer, got {n!r}")
-        if n < 1:
+        if number < 1:
             raise ValueError(f"set_num_threads: n must be at least 1, got {n}")
         self._before = get_num_threads()
-        _num_threads = int(n)
+        _num_threads = number
 
     def __enter__(self):
         return self
@@ -168,7 +173,7 @@ class set_num_threads:  # noqa: N801 - a function that is a context manager too
 def _default():
     for name in ("FASTNORM_NUM_THREADS", "OMP_NUM_THREADS"):
         first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one number a level
-        if first.isdigit() and int(first) > 0:
+        if first.isascii() and first.isdigit() and int(first) > 0:
             return int(first)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, _quota(allowed)))

@@ -3,3 +3,4 @@
 from .norms import rms_norm, unit_norm
 
 __all__ = ["rms_norm", "unit_norm"]
+DTYPES = ("float32", "float64")
