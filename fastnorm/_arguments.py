@@ -17,6 +17,7 @@ from ._vocabulary import STORED
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
 _LAST = -1  # one object in CPython, so that `is` tells the default; another -1 takes the long way
+NO_OFFSET = 0.0  # the default of every `weight_offset`, told in the same way
 _PLANNED = 1 << 15  # elements: smaller calls go the long way once, which makes the plan for `small_norm`
 _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
@@ -28,17 +29,21 @@ def small_norm(function, x, weight, eps, axis, weight_offset, out):
     That is: small rows along the last axis, no weight or one of their dtype, a new result, and an `eps` that came by
     before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to complain of.
     """
-    if type(x) is _ndarray and out is None and axis is _LAST and type(eps) is type(weight_offset) is float:
+    if type(x) is _ndarray and axis is _LAST and weight_offset is NO_OFFSET and type(eps) is float:
         dtype = x.dtype
-        plan = _plans.get((function, dtype, eps, weight_offset))
-        if plan is not None and x.ndim:
+        plan = _plans.get((function, dtype, eps))
+        if plan is not None:
             ufunc, both_eps, flags, no_weight, most = plan
-            if weight is None:
+            ndim = x.ndim
+            if weight is None and ndim:
                 weight = no_weight(x.shape[-1], dtype)
-            if x.size <= most and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
-                out = _empty_like(x)
+            if x.size <= most and ndim and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
+                if out is None:
+                    out = _empty_like(x)
+                elif not _plain_out(x, weight, out, dtype):
+                    return None
                 try:
-                    if x.ndim == 1:
+                    if ndim == 1:
                         ufunc(x[None], weight, both_eps, flags, out[None])
                     else:
                         ufunc(x, weight, both_eps, flags, out)
@@ -135,7 +140,7 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         if weight is not None and arrays.may_share_memory(weight, out):
             weight = weight.copy()
     if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
-        _plans[function, x.dtype, eps, offset] = backend.small_plan(function, x.dtype, eps)
+        _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
     target, out = _landing(out, axes, arrays)
     return backend, _rows(x, axes), weight, eps, target, out
 

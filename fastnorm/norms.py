@@ -1,9 +1,9 @@
 """The norms."""
 
-from ._arguments import deliver, norm_arguments, small_norm
+from ._arguments import NO_OFFSET, deliver, norm_arguments, small_norm
 
 
-def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
+def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=None):
     """Divide each row of `x` by its root mean square.
 
     ``y = x / sqrt(mean(x**2) + eps) * (weight_offset + weight)``, where a row is what lies along `axis` and the mean is
@@ -12,11 +12,12 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float32, float64 or integers. Any strides and
-        byte order will do. It decides the library of all arrays of the call.
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
+        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
+        of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
-        tuple. Float32, float64 or integers, converted once to the dtype of the computation; they never widen the result.
+        tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
         None, the default, means a factor of 1, whatever `weight_offset` is.
     eps : float, default: 1e-6
         Added to the mean of the squares, so it is in units of ``x**2``. At least 0. With 0 the result does not depend on
@@ -52,8 +53,8 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=0.0, out=None):
 
     Notes
     -----
-    This is RMSNorm [1]_. Everything is computed in the dtype of the result, float32 or float64, and the weight multiplies
-    before the result is rounded. An integer `x` is converted first.
+    This is RMSNorm [1]_. Everything is computed in float32, or in float64 for a result of float64, and the weight multiplies
+    before the result is rounded, once. An integer `x` is converted first.
 
     No finite input overflows or underflows on the way: where the sum of squares of 512 neighbours leaves a safe range, those
     neighbours are scaled by a power of two and summed again. NaN makes its own row NaN and no other. In a row with an
@@ -103,11 +104,12 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float32, float64 or integers. Any strides and
-        byte order will do. It decides the library of all arrays of the call.
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
+        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
+        of the call.
     weight : array_like, optional
-        Factors along `axis`, of shape ``(x.shape[axis],)``. Float32, float64 or integers, converted once to the dtype of
-        the computation; they never widen the result. None, the default, means a factor of 1.
+        Factors along `axis`, of shape ``(x.shape[axis],)``. Of any of these dtypes, converted once to that of the
+        computation; they never widen the result. None, the default, means a factor of 1.
     eps : float, default: 0.0
         The least length to divide by, so it is in units of `x`. At least 0. With 0 every finite row but one of zeros comes
         out with length 1, and a row of zeros gives zeros.
@@ -143,7 +145,7 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
 
     Notes
     -----
-    Everything is computed in the dtype of the result, float32 or float64. Range, special values and the order of summation
+    Everything is computed in float32, or in float64 for a result of float64. Range, special values and the order of summation
     are those of `rms_norm`. A rotation of the row rotates the result, as long as there is no weight.
 
     Examples
@@ -156,9 +158,9 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     >>> fastnorm.unit_norm(np.array([1e-40, 1e-40], np.float32))
     array([0.7071068, 0.7071068], dtype=float32)
     """
-    y = small_norm("unit_norm", x, weight, eps, axis, 0.0, out)
+    y = small_norm("unit_norm", x, weight, eps, axis, NO_OFFSET, out)
     if y is not None:
         return y
-    backend, x, weight, eps, target, out = norm_arguments("unit_norm", x, weight, eps, axis, 0.0, out)
+    backend, x, weight, eps, target, out = norm_arguments("unit_norm", x, weight, eps, axis, NO_OFFSET, out)
     backend.unit_norm(x, weight, eps, target)
     return out if out is target else deliver(out)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,7 +16,7 @@ from .cases import STARTS, cases
 from .measure import WrongResult, measure, measure_start
 from .peers import PEERS, versions
 
-BUSY = 0.5  # load average from which neighbours are mentioned
+BUSY = 0.3  # cores in use by others from which they are mentioned
 
 
 def bench(options):
@@ -23,7 +24,7 @@ def bench(options):
     size = "smoke" if options.smoke else "quick" if options.quick else "full"
     threads = options.threads or fastnorm.get_num_threads()
     peers = chosen(options.peers)
-    console, load = Console(), load_average()
+    console, busy = Console(), busy_cores()
     try:
         results = run(size, threads, peers)
     except WrongResult as wrong:
@@ -33,10 +34,10 @@ def bench(options):
     console.print(table.targets(results))
     for line in table.remarks(results):
         console.print(f"- {line}", highlight=False, markup=False)
-    console.print(footnote(size, threads, load), highlight=False, markup=False)
+    console.print(footnote(size, threads, busy), highlight=False, markup=False)
     if options.json:
         chose = {"size": size, "threads": threads, "peers": list(peers)}
-        told = table.as_json(results, show_config(mode="dicts") | {"load_average": load}, chose, versions())
+        told = table.as_json(results, show_config(mode="dicts") | {"busy_cores": busy}, chose, versions())
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(told, file, indent=1)
     if options.plot:
@@ -81,7 +82,7 @@ def chosen(names):
     return tuple(wanted)
 
 
-def footnote(size, threads, load):
+def footnote(size, threads, busy):
     """Under what conditions the figures hold."""
     installed = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     lines = [
@@ -91,11 +92,24 @@ def footnote(size, threads, load):
     ]
     if size != "full":
         lines.append("A quick run: take figures to publish from a full one.")
-    if load > BUSY:
-        lines.append(f"Others were at work on this machine (load average {load:.1f} before): take no figures from this run.")
+    if busy > BUSY:
+        lines.append(f"Others were at work on this machine ({busy:.1f} cores in use before): take no figures from this run.")
     return "\n".join(lines)
 
 
-def load_average():
-    """Processes that wanted a core during the last minute; 0 where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+def busy_cores(seconds=0.4):
+    """Cores that others keep busy just now; 0 where the system does not say. A load average would count our own start."""
+    try:
+        before = _ticks()
+        time.sleep(seconds)
+        after = _ticks()
+    except (OSError, ValueError):
+        return 0.0
+    total, idle = (b - a for a, b in zip(before, after, strict=True))
+    return os.cpu_count() * (total - idle) / total if total else 0.0
+
+
+def _ticks():
+    with open("/proc/stat") as file:
+        ticks = [int(number) for number in file.readline().split()[1:9]]
+    return sum(ticks), ticks[3] + ticks[4]  # all; idle, and idle waiting for a disk

@@ -205,14 +205,18 @@ def columns(norm, dtype):
         xp, wp, sp, op = pointer_to(x), pointer_to(weight), pointer_to(scratch), pointer_to(out)
         x_stride, w_stride, out_stride = x.strides[0], weight.strides[0], out.strides[0]
         if n * columns > 0:
-            fits = n * width * size <= SLAB
-            for first in range(0, columns, width):
-                some = width if first + width <= columns else columns - first
-                next_slab = width if fits and first + width < columns else 0
+            fits = n * (width - LANES) * size <= SLAB
+            # All slabs but the first begin at a line of `out`; it takes what comes before as well, for which there is room.
+            usual = width - LANES if width > LANES else width
+            first, some = 0, usual + (to_line(op, LANES) if streaming[0] and width > LANES else 0)
+            while first < columns:
+                some = some if first + some <= columns else columns - first
+                next_slab = some if fits and first + some < columns else 0
                 xs, outs = shifted(xp, first * size), shifted(op, first * size)
                 normalise_slab(
                     xs, x_stride, wp, w_stride, eps[0], eps[1], sp, width, outs, out_stride, n, some, streaming[0], next_slab
                 )
+                first, some = first + some, usual
             if streaming[0]:
                 fence()
             forget_exceptions()
