@@ -1,8 +1,8 @@
 """The one home of compiling: kernels are made on first use, under a lock, and kept on disk.
 
 A kernel is named by a maker (``"fastnorm._cpu.rows:rows"``) and its parameters (``"rms_norm", "float32"``). If the cache
-folder has it, its machine code is loaded and the maker's module is never imported. Otherwise the maker is called, and numba's
-builder of generalised ufuncs (the class behind ``numba.guvectorize``) compiles what it returns.
+folder has it, its machine code is loaded and the maker's module is never imported. Otherwise the maker is called, and
+`_numba` compiles what it returns.
 
 Why not numba's own disk cache: it looks at the kernel's file alone, so an edited formula in another file would go unseen; it
 cannot keep kernels made by functions, which is how one schedule serves all norms; and it rebuilds the wrapper of a ufunc
@@ -11,7 +11,6 @@ in every process (0.26 s, against 0.01 s here).
 Cached code is executed, so it is read only from a folder that belongs to this user and that nobody else may write to.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -141,101 +140,23 @@ def kernel(maker, *parameters):
 # -------------------------------------------------------------------------------------------- compiling
 def _compile(name):
     """Ask the maker for the source, compile it, and keep the result on disk if there is a place for it."""
+    from . import _numba
+
     maker, *parameters = name
     module, function = maker.split(":")
     source = getattr(importlib.import_module(module), function)(*parameters)
-    from numba.core.compiler_lock import global_compiler_lock
-    from numba.np.numpy_support import as_dtype
-    from numba.np.ufunc.ufuncbuilder import GUFuncBuilder
-    from numba.np.ufunc.wrappers import build_gufunc_wrapper
-
-    with global_compiler_lock, _fewer_passes():
-        builder = GUFuncBuilder(source.function, source.layout, writable_args=source.writable)
-        with _drafts():
-            result = builder.add(source.types)
-        wrapper = build_gufunc_wrapper(source.function, result, builder.sin, builder.sout, cache=False, is_parfors=False)
-        code = {
-            "name": "_".join((function, *map(str, parameters))),
-            "entry": wrapper.name,
-            "layout": source.layout,
-            "dtypes": [as_dtype(t.dtype).str for t in result.signature.args],
-            "writable": list(builder.writable_args),
-        }
-        folder = cache_folder()
-        if folder.usable:
-            _, _, binaries = wrapper.library.serialize_using_object_code()
-            _write(folder.path / _file_name(name), code, binaries)
-        return Kernel(code, wrapper.library.get_pointer_to_function(wrapper.name), (wrapper.library, wrapper.env))
-
-
-@contextlib.contextmanager
-def _fewer_passes():
-    """LLVM's second level instead of its third: kernels are vectors already, as fast with it, and compile 0.2 s sooner."""
-    from numba.core import config
-
-    level = config.OPT
-    config.OPT = type(level)(2)
-    try:
-        yield
-    finally:
-        config.OPT = level
-
-
-@contextlib.contextmanager
-def _drafts():
-    """Let numba make drafts of the functions that it compiles meanwhile, which saves 0.5 s a kernel.
-
-    A kernel calls some twenty small functions. numba optimises each and makes machine code of it, to be run by itself, and
-    then does both again where it joins them to the kernel. Of a draft only the joining is left. This is done under numba's
-    compiler lock, so that nobody else's functions are drafts.
-    """
-    from numba._dynfunc import make_function
-    from numba.core.codegen import JITCodeLibrary
-    from numba.core.registry import cpu_target
-
-    class Draft(JITCodeLibrary):
-        def _optimize_functions(self, module):
-            pass
-
-        def _optimize_final_module(self):
-            pass
-
-        def _finalize_final_module(self):
-            self._finalize_dynamic_globals()
-            self._verify_declare_only_symbols()
-            self._finalized = True
-
-    def executable(library, function, environment):
-        """What Python would call, if it could call a draft; numba knows functions by this object."""
-        return make_function(function.lookup_module(), function.qualname, "a draft", 0, environment, (library,))
-
-    codegen, target = _codegen(), cpu_target.target_context
-    usual = codegen._library_class
-    codegen._library_class, target.get_executable = Draft, executable
-    try:
-        yield
-    finally:
-        codegen._library_class = usual
-        del target.get_executable
-
-
-@functools.cache
-def _codegen():
-    """Numba's front to LLVM's loader, for this processor."""
-    from llvmlite.binding import add_symbol
-    from numba.core.registry import cpu_target
-    from numba.core.runtime import _nrt_python
-
-    # Every gufunc's wrapper refers to numba's memory functions (for exceptions, which our kernels never raise), and LLVM
-    # ends the process over a name it cannot find. numba tells LLVM of them only once it compiles something itself.
-    for name, address in _nrt_python.c_helpers.items():
-        add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-    return cpu_target.target_context.codegen()
+    code, library = _numba.compiled("_".join((function, *map(str, parameters))), source)
+    folder = cache_folder()
+    if folder.usable:
+        _write(folder.path / _file_name(name), code, _numba.binaries(library))
+    return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
 
 
 def processor_features():
     """What LLVM is told that this processor has, as ``+this,-that``."""
-    return _codegen().magic_tuple()[2]
+    from . import _numba
+
+    return _numba.codegen().magic_tuple()[2]
 
 
 # ---------------------------------------------------------------------------------------------- the cache on disk
@@ -252,8 +173,10 @@ def _load(name):
     if not folder.usable:
         return None
     try:
+        from . import _numba
+
         code, binaries = _read(folder.path / _file_name(name))
-        library = _codegen().unserialize_library((code["name"], "object", binaries))
+        library = _numba.loaded(code, binaries)
         return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
     except Exception:  # not there, not whole, or not to be understood: compile
         return None
@@ -340,7 +263,9 @@ def _processor():
     import llvmlite
     import numba
 
-    machine = _codegen().magic_tuple()  # triple, processor, features
+    from . import _numba
+
+    machine = _numba.codegen().magic_tuple()  # triple, processor, features
     return (sys.version, numba.__version__, llvmlite.__version__, np.__version__, platform.machine(), *machine)
 
 

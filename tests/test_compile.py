@@ -290,3 +290,14 @@ assert codegen._library_class is usual and 'get_executable' not in vars(cpu_targ
 print(before == numba.njit(total)(x, 8) == total(x, 8), numba.vectorize(lambda a: a + 1)(x)[3])
 """
     assert run(program, FASTNORM_CACHE_DIR=str(tmp_path)).split() == ["True", "4.0"]
+
+
+def test_kernels_of_two_processes_in_a_third(tmp_path):
+    """Kernels that were each the first of their process, so that numba named what they hold alike."""
+    call = "import numpy as np, fastnorm; x = np.full((2, 16), 3.0); print(fastnorm.{}(x)[0, 0], {})"
+    environment = {"FASTNORM_CACHE_DIR": str(tmp_path)}
+    for norm in ("rms_norm", "unit_norm"):
+        run(call.format(norm, 0), **environment)
+    for first, second in (("rms_norm", "unit_norm"), ("unit_norm", "rms_norm")):
+        both = run(call.format(first, f"fastnorm.{second}(x)[0, 0]"), **environment).split()
+        np.testing.assert_allclose(sorted(map(float, both)), [0.25, 1], rtol=1e-6)
