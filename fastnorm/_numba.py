@@ -52,7 +52,7 @@ def loaded(code, binaries):
 
 @functools.cache
 def codegen():
-    """numba's front to LLVM's compiler and loader, for this processor."""
+    """Numba's front to LLVM's compiler and loader, for this processor."""
     # Every gufunc's wrapper refers to numba's memory functions (for exceptions, which our kernels never raise), and LLVM
     # ends the process over a name it cannot find. numba tells LLVM of them only once it compiles something itself.
     for name, address in _nrt_python.c_helpers.items():
