@@ -140,8 +140,7 @@ def _time(one, number, threads):
     """Seconds a call, of `number` calls in a row."""
     settle()
     with fastnorm.set_num_threads(one.threads or threads):
-        if number > 1:
-            one.call()
+        one.call()  # wakes threads and processor from the wait above, which would take up to a millisecond of what is timed
         return timeit.Timer(one.call).timeit(number) / number
 
 
