@@ -205,10 +205,10 @@ def columns(norm, dtype):
         xp, wp, sp, op = pointer_to(x), pointer_to(weight), pointer_to(scratch), pointer_to(out)
         x_stride, w_stride, out_stride = x.strides[0], weight.strides[0], out.strides[0]
         if n * columns > 0:
-            fits = n * (width - LANES) * size <= SLAB
-            # All slabs but the first begin at a line of `out`; it takes what comes before as well, for which there is room.
-            usual = width - LANES if width > LANES else width
-            first, some = 0, usual + (to_line(op, LANES) if streaming[0] and width > LANES else 0)
+            fits = n * width * size <= SLAB
+            # What comes before the first line of `out` is a small slab of its own, so that all others begin at lines.
+            head = to_line(op, width) if streaming[0] else 0
+            first, some = 0, head if head > 0 else width
             while first < columns:
                 some = some if first + some <= columns else columns - first
                 next_slab = some if fits and first + some < columns else 0
@@ -216,7 +216,7 @@ def columns(norm, dtype):
                 normalise_slab(
                     xs, x_stride, wp, w_stride, eps[0], eps[1], sp, width, outs, out_stride, n, some, streaming[0], next_slab
                 )
-                first, some = first + some, usual
+                first, some = first + some, width
             if streaming[0]:
                 fence()
             forget_exceptions()

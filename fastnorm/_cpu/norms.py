@@ -107,7 +107,7 @@ def _by_columns(norm, view, weight, eps, streaming):
     x, out = view.x, view.out
     n_planes, n, n_columns = x.shape
     run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
-    shape = scratch_rows(n), slab_width(n, n_columns, x.itemsize) + LANES
+    shape = scratch_rows(n), slab_width(n, n_columns, x.itemsize)
 
     def some_planes(a, b):
         run(x[a:b], weight, eps, np.empty(shape, eps.dtype), streaming, out[a:b])
