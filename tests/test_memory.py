@@ -108,6 +108,27 @@ def test_pieces(rng, guarded, at_end, dtype):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("stored", [np.int16, np.uint16])
+def test_halves(rng, guarded, at_end, stored):
+    """float16 and bfloat16, as they travel: along both axes, streamed and not, in registers and element by element."""
+    name = np.dtype(stored).name
+    by_rows = kernel("fastnorm._cpu.rows:rows", "rms_norm", name).ufunc
+    by_columns = kernel("fastnorm._cpu.columns:columns", "rms_norm", name).ufunc
+    eps = eps_of(0.0, stored)
+    for n in SIZES:
+        values = rng.integers(0, 0x7000, (3, n)).astype(stored)
+        x, weight = guarded.array(values, at_end), guarded.array(np.ones(n, np.float32), at_end)
+        few = guarded.array(np.ones(3, np.float32), at_end)
+        scratch = guarded.array(np.zeros((scratch_rows(3), -(-n // 64) * 64), np.float32), at_end)
+        for flags in (PLAIN, STREAMING):
+            out = guarded.array(np.zeros_like(values), at_end)
+            by_rows(x, weight, eps, flags, out)
+            by_rows(x[:, ::-1], weight[::-1], eps, flags, out[:, ::-1])
+            by_columns(x, few, eps, scratch, flags, out)
+        guarded.close()
+
+
+@pytest.mark.parametrize("at_end", [False, True])
 def test_the_function_itself(rng, guarded, at_end):
     for n in SIZES:
         x = guarded.array(rng.standard_normal((2, n)).astype(np.float32), at_end)
