@@ -5,7 +5,7 @@ the chains join in one binary tree (i with i + 32, then i + 16, ... i + 1), and 
 neighbours, ...). Rows sum with a lane a chain, columns with a lane a row, threads take whole subtrees: always the same bits.
 
 Why chains of eight: every link of a row of equal numbers rounds the same way, so that the error grows with the length of a
-chain. 64 links were off by up to 10 units in the last place of the norm; eight are within 2.
+chain. 64 links put the norm off by up to 4.1 units in the last place, eight by 0.6 (20 000 rows of equal numbers).
 """
 
 from .. import _math
