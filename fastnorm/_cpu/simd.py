@@ -149,7 +149,7 @@ def any_lane(typing, mask):
 
 
 # ----------------------------------------------------------------- operators and words on lanes and on numbers
-# Typed and lowered directly: a numba `overload` of each would compile a function for each (0.7 s a kernel).
+# Typed and lowered directly: a numba `overload` of each would compile a function for each (0.5 s a kernel).
 def _define(function, arity, emit, result=None, numbers=False):
     """Give `function` a body for lanes, mixed with numbers or not, and for numbers alone if `numbers`.
 
