@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 
+from ._cpu.layout import SMALL
 from ._dispatch import backend_of, describe, library_of
 from ._vocabulary import STORED
 
@@ -18,7 +19,6 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
 _LAST = -1  # one object in CPython, so that `is` tells the default; another -1 takes the long way
 NO_OFFSET = 0.0  # the default of every `weight_offset`, told in the same way
-_PLANNED = 1 << 15  # elements: smaller calls go the long way once, which makes the plan for `small_norm`
 _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
 
@@ -26,18 +26,19 @@ _cpu = None  # the backend of the shortcut, once it was needed
 def small_norm(function, x, weight, eps, axis, weight_offset, out):
     """The result of the commonest call, which must cost no more than its kernel (0.5 us here, 2 to 10 us the long way).
 
-    That is: small rows along the last axis, no weight or one of their dtype, a new result, and an `eps` that came by
-    before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to complain of.
+    That is: small rows along the last axis, no weight or one of their dtype, a new result or an `out` like `x`, and an `eps`
+    that came by before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to
+    complain of.
     """
     if type(x) is _ndarray and axis is _LAST and weight_offset is NO_OFFSET and type(eps) is float:
         dtype = x.dtype
         plan = _plans.get((function, dtype, eps))
         if plan is not None:
-            ufunc, both_eps, flags, no_weight, most = plan
+            ufunc, both_eps, flags, no_weight = plan
             ndim = x.ndim
             if weight is None and ndim:
                 weight = no_weight(x.shape[-1], dtype)
-            if x.size <= most and ndim and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
+            if x.size <= SMALL and ndim and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
                 if out is None:
                     out = _empty_like(x)
                 elif not _plain_out(x, weight, out, dtype):
@@ -67,8 +68,8 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
     out : array or Detour
         For `deliver`.
     """
-    # Another shortcut, for large arrays, and for small ones in a loop with `out`. To compare dtypes by `is` holds for
-    # native ones alone; whatever is odd in any way takes the long way.
+    # Another shortcut, for large arrays; small ones go the long way once, which makes the plan for `small_norm`. To compare
+    # dtypes by `is` holds for native ones alone; whatever is odd in any way takes the long way.
     if (
         type(x) is _ndarray
         and ((dtype := x.dtype) is _FLOAT32 or dtype is _FLOAT64)
@@ -79,14 +80,13 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         and (weight is None or _plain_weight(weight, x, dtype))
         and type(weight_offset) is float
         and weight_offset == 0
+        and x.size > SMALL
         and x.flags.aligned
         and _cpu is not None
+        and (out is None or _plain_out(x, weight, out, dtype))
     ):
-        if out is None and x.size > _PLANNED:
-            out = _empty_like(x)
-            return _cpu, x, weight, eps, out, out
-        if out is not None and _plain_out(x, weight, out, dtype):
-            return _cpu, x, weight, eps, out, out
+        out = _empty_like(x) if out is None else out
+        return _cpu, x, weight, eps, out, out
     return _norm_arguments(function, x, weight, eps, axis, weight_offset, out)
 
 

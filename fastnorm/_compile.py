@@ -91,8 +91,11 @@ class Kernel:
 
     def without_gil(self, *arrays):
         """Run over the rows of prepared arrays: the ufunc's dtypes, aligned, each of its core rank or with one axis of rows."""
-        rows = max((a.shape[0] for a, core in zip(arrays, self._cores, strict=True) if a.ndim > len(core)), default=1)
-        self.over(None, *arrays)(0, rows)
+        self.over(None, *arrays)(0, self._rows(arrays))
+
+    def _rows(self, arrays):
+        """Length of the axis of rows; 1 if no array has one."""
+        return max((a.shape[0] for a, core in zip(arrays, self._cores, strict=True) if a.ndim > len(core)), default=1)
 
     def over(self, name, *arrays):
         """A function of (start, stop) that runs `without_gil` over part of the dimension `name`: None is the axis of rows.
@@ -107,12 +110,7 @@ class Kernel:
             core += array.strides[extra:]
             moves.append(array.strides[extra + names.index(name)] if name in names else outer[-1] if name is None else 0)
         addresses = [array.__array_interface__["data"][0] for array in arrays]
-        rows = (
-            1
-            if name is None
-            else max((a.shape[0] for a, c in zip(arrays, self._cores, strict=True) if a.ndim > len(c)), default=1)
-        )
-        dims = [rows, *[shapes[i][axis] for i, axis in self._sizes]]
+        dims = [self._rows(arrays), *[shapes[i][axis] for i, axis in self._sizes]]
         place = 0 if name is None else 1 + self._names.index(name)
         steps = self._steps(*outer, *core)
 

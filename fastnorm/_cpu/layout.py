@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+SMALL = 1 << 15  # elements: up to here a call is one call of the ufunc, whatever the strides
 BLOCK = 512  # elements of a row that are summed together, see `blocks`
 LANES = 64  # numbers that a kernel computes with at once: chains of a row, or columns
 SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next

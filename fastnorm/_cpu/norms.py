@@ -12,16 +12,14 @@ import numpy as np
 from .._compile import kernel
 from .._math import NORMS
 from .._vocabulary import COMPUTED, RANGES, STORED
-from .layout import LANES, planes, row_count, scratch_rows, slab_width
+from .layout import LANES, SMALL, planes, row_count, scratch_rows, slab_width
 from .threads import get_num_threads, share
 
-SMALL = 1 << 15  # elements: up to here one call of the ufunc, whatever the strides
 PARALLEL = 1 << 19  # elements a task should have at least, so that another thread can pay: 90 us of work, awake within 30
 TASK = 1 << 22  # elements a task should have at most: taking one costs 10 us, and Ctrl-C waits for its end
 STREAM = 1 << 25  # bytes moved from which streaming stores pay: nothing written will be found in a cache again
 LONG = 1 << 17  # elements from which a row may be cut among threads
 ENDLESS = 1 << 24  # elements from which a row is cut in any case, for Ctrl-C's sake
-
 
 _PLAIN, _STREAMING = np.array([False]), np.array([True])
 
@@ -49,12 +47,11 @@ class SmallPlan(NamedTuple):
     eps: np.ndarray
     flags: np.ndarray
     no_weight: Callable  # of a length and a dtype: the weight of a call without one
-    most: int  # elements that are still small
 
 
 def small_plan(norm, dtype, eps):
     """The plan for all small calls of a norm, dtype and eps."""
-    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones, SMALL)
+    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones)
 
 
 def _normalise_large(norm, x, weight, eps, out, by_rows):
@@ -76,11 +73,10 @@ def _by_rows(norm, view, weight, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
     x, out = view.x, view.out
     by_rows = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
+    dimension = None
     if len(x) == 1:
-        x, out = x[0], out[0]
-        share(by_rows.over("r", x, weight, eps, streaming, out), len(x), _step(x))
-    else:
-        share(by_rows.over(None, x, weight, eps, streaming, out), len(x), _step(x))
+        x, out, dimension = x[0], out[0], "r"
+    share(by_rows.over(dimension, x, weight, eps, streaming, out), len(x), _step(x))
 
 
 def _step(x):
