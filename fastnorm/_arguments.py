@@ -23,7 +23,7 @@ _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
 
 
-def small_norm(function, x, weight, eps, axis, weight_offset, out):
+def small_norm(function, x, weight, bias, eps, axis, weight_offset, out):
     """The result of the commonest call, which must cost no more than its kernel (0.5 us here, 2 to 10 us the long way).
 
     That is: small rows along the last axis, no weight or one of their dtype, a new result or an `out` like `x`, and an `eps`
@@ -34,10 +34,12 @@ def small_norm(function, x, weight, eps, axis, weight_offset, out):
         dtype = x.dtype
         plan = _plans.get((function, dtype, eps))
         if plan is not None:
-            ufunc, both_eps, flags, no_weight = plan
+            ufunc, both_eps, flags, no_weight, no_bias = plan
             ndim = x.ndim
             if weight is None and ndim:
                 weight = no_weight(x.shape[-1], dtype)
+            if no_bias is not None:
+                return _small_biased(plan, x, weight, bias, out)
             if x.size <= SMALL and ndim and type(weight) is _ndarray and weight.ndim == 1 and weight.dtype is dtype:
                 if out is None:
                     out = _empty_like(x)
@@ -54,14 +56,41 @@ def small_norm(function, x, weight, eps, axis, weight_offset, out):
     return None
 
 
-def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
-    """Arguments of a norm, prepared.
+def _small_biased(plan, x, weight, bias, out):
+    """`small_norm` of a norm that has a bias."""
+    ufunc, both_eps, flags, _, no_bias = plan
+    dtype, ndim = x.dtype, x.ndim
+    if bias is None and ndim:
+        bias = no_bias(x.shape[-1], dtype)
+    for parameter in (weight, bias):
+        if type(parameter) is not _ndarray or parameter.ndim != 1 or parameter.dtype is not dtype:
+            return None
+    if x.size > SMALL or not ndim:
+        return None
+    if out is None:
+        out = _empty_like(x)
+    elif not _plain_out(x, weight, out, dtype) or _may_share(bias, out):
+        return None
+    try:
+        if ndim == 1:
+            ufunc(x[None], weight, bias, both_eps, flags, out[None])
+        else:
+            ufunc(x, weight, bias, both_eps, flags, out)
+    except ValueError:  # a weight or bias of another length
+        return None
+    return out
+
+
+def norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
+    """Arguments of a norm, prepared. `parameters` are the caller's weight, and bias where the norm has one.
 
     Returns
     -------
     backend : module
-    x, weight : array
-        `x` with the normalised axis last; `weight` of its length in the dtype of the computation, or None.
+    x : array
+        With the normalised axis last.
+    parameters : list of (array or None)
+        Of the length of that axis, in the dtype of the computation.
     eps : float
     target : array
         To write to, of the shape of the returned `x`.
@@ -77,20 +106,20 @@ def norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         and x.ndim
         and type(eps) is float
         and eps >= 0
-        and (weight is None or _plain_weight(weight, x, dtype))
+        and all(p is None or _plain_parameter(p, x, dtype) for p in parameters)
         and type(weight_offset) is float
         and weight_offset == 0
         and x.size > SMALL
         and x.flags.aligned
         and _cpu is not None
-        and (out is None or _plain_out(x, weight, out, dtype))
+        and (out is None or all(_plain_out(x, p, out, dtype) for p in parameters))
     ):
         out = _empty_like(x) if out is None else out
-        return _cpu, x, weight, eps, out, out
-    return _norm_arguments(function, x, weight, eps, axis, weight_offset, out)
+        return _cpu, x, parameters, eps, out, out
+    return _norm_arguments(function, x, parameters, eps, axis, weight_offset, out)
 
 
-def _plain_weight(weight, x, dtype):
+def _plain_parameter(weight, x, dtype):
     """True if there is nothing to convert."""
     return type(weight) is _ndarray and weight.dtype is dtype and weight.shape == x.shape[-1:] and weight.flags.aligned
 
@@ -108,13 +137,14 @@ def _plain_out(x, weight, out, dtype):
     )
 
 
-def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
+def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     global _cpu
     library = library_of(x)
     if library is None:
         raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
-    _check_library(function, "weight", weight, library)
-    _check_library(function, "out", out, library)
+    parameters = dict(zip(("weight", "bias"), parameters, strict=False))
+    for name, value in {**parameters, "out": out}.items():
+        _check_library(function, name, value, library)
     arrays = sys.modules[library]  # numpy or cupy: what is used of them here has the same names in both
     backend = backend_of(library)
     if library == "numpy":
@@ -124,11 +154,12 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
     dtype = _result_dtype(x.dtype)
     axes = _axes(function, axis, x, tuples=function != "unit_norm")
     eps = _eps(function, eps)
-    weight = _weight(function, "weight", weight, axis, tuple(x.shape[a] for a in axes), _computed(dtype), arrays)
+    shape = tuple(x.shape[a] for a in axes)
+    given = [_parameter(function, name, p, axis, shape, _computed(dtype), arrays) for name, p in parameters.items()]
     offset = _number(function, "weight_offset", weight_offset)
-    if weight is not None and offset:
+    if given[0] is not None and offset:
         with np.errstate(all="ignore"):
-            weight = weight + weight.dtype.type(offset)
+            given[0] = given[0] + given[0].dtype.type(offset)
 
     x = _native(x, dtype)
     if out is None:
@@ -137,12 +168,11 @@ def _norm_arguments(function, x, weight, eps, axis, weight_offset, out):
         _check_out(function, "out", out, x.shape, dtype)
         if not _same_memory(x, out) and arrays.may_share_memory(x, out):
             x = x.copy()
-        if weight is not None and arrays.may_share_memory(weight, out):
-            weight = weight.copy()
+        given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
     if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
         _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
     target, out = _landing(out, axes, arrays)
-    return backend, _rows(x, axes), weight, eps, target, out
+    return backend, _rows(x, axes), given, eps, target, out
 
 
 # ------------------------------------------------------------------------------------------------ what to write to
@@ -239,7 +269,7 @@ def _native(x, dtype):
     return x
 
 
-def _weight(function, name, weight, axis, shape, dtype, arrays):
+def _parameter(function, name, weight, axis, shape, dtype, arrays):
     """A weight or bias, flat and converted to the dtype of the computation; None stays None."""
     if weight is None:
         return None

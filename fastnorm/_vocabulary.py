@@ -66,6 +66,7 @@ class Range(NamedTuple):
     unlift: np.floating  # 1 / lift
     drop: np.floating
     heavy: np.floating  # weights above this are not left to the common path
+    fraction: np.floating  # of 64 differences of any two numbers: their sum stays in range
     faint_eps: np.floating  # eps * lift**2 from which on underflowing squares are negligible beside eps
 
 
@@ -81,6 +82,7 @@ def _range(dtype, small, large, lift, drop, faint_eps):
         unlift=power(-lift),
         drop=power(drop),
         heavy=power(20),
+        fraction=power(-8),
         faint_eps=power(faint_eps),
     )
 

@@ -88,11 +88,101 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
     >>> fastnorm.rms_norm(huge, out=huge)
     array([ 1., -1.], dtype=float32)
     """
-    y = small_norm("rms_norm", x, weight, eps, axis, weight_offset, out)
+    y = small_norm("rms_norm", x, weight, None, eps, axis, weight_offset, out)
     if y is not None:
         return y
-    backend, x, weight, eps, target, out = norm_arguments("rms_norm", x, weight, eps, axis, weight_offset, out)
-    backend.rms_norm(x, weight, eps, target)
+    backend, x, parameters, eps, target, out = norm_arguments("rms_norm", x, (weight,), eps, axis, weight_offset, out)
+    backend.rms_norm(x, parameters, eps, target)
+    return out if out is target else deliver(out)
+
+
+def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
+    """Move each row of `x` to mean 0 and divide it by its standard deviation.
+
+    ``y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, where a row is what lies along `axis`, mean and variance
+    are taken over it, and the variance is that of the population: the mean of ``(x - mean(x))**2``.
+
+    Parameters
+    ----------
+    x : array_like
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
+        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
+        of the call.
+    weight : array_like, optional
+        Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
+        tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
+        None, the default, means a factor of 1.
+    bias : array_like, optional
+        What is added along `axis`, of the shape and dtypes of a weight. None, the default, means 0.
+    eps : float, default: 1e-5
+        Added to the variance, so it is in units of ``x**2``. At least 0. With 0 the result does not depend on the scale
+        of `x`.
+    axis : int or tuple of int, default: -1
+        The axis to normalise along, or the last few axes of `x`, in order, taken together as one row.
+    out : array, optional
+        Where to write the result: writeable, of the shape of `x` and the dtype of the result. It may be `x` itself, which
+        then is normalised in place without a copy; any other overlap gives what it would if the inputs had been copied
+        first. By default a new array.
+
+    Returns
+    -------
+    array
+        `out` if it was given, else a new array of the shape of `x`. Its dtype is that of `x` in native byte order;
+        integers become ``numpy.result_type(x.dtype, numpy.float32)``.
+
+    Raises
+    ------
+    TypeError
+        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
+        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `weight` or `bias` is none of those
+        above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
+        number, or `axis` neither an integer nor a tuple of integers.
+    ValueError
+        If `weight` or `bias` has another shape than `axis` asks for; if `eps` is negative or NaN; if `axis` is a tuple and
+        does not name the last axes of `x` in order, or is empty; if `out` has another shape or dtype than the result, is
+        read-only, or has a stride of 0 along an axis longer than 1.
+    numpy.exceptions.AxisError
+        If `x` has no axes, or `axis` is not among those it has.
+
+    See Also
+    --------
+    rms_norm : The same for rows whose mean is 0, without a bias.
+
+    Notes
+    -----
+    This is LayerNorm [1]_. Everything is computed in float32, or in float64 for a result of float64; weight and bias are
+    applied before the result is rounded, once. An integer `x` is converted first.
+
+    A row far from zero loses nothing: the mean of its first elements is subtracted from each before anything is summed, and
+    the row is summed again if that was a bad guess of its mean. Equal numbers give exactly `bias`, for any finite weight.
+    Range and order of summation are those of `rms_norm`. NaN or an infinity makes its own row NaN and no other.
+
+    References
+    ----------
+    .. [1] Jimmy Lei Ba, Jamie Ryan Kiros and Geoffrey E. Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastnorm
+    >>> x = np.array([[1.0, 3.0], [5.0, 5.0]])
+    >>> fastnorm.layer_norm(x, eps=0.0)
+    array([[-1.,  1.],
+           [ 0.,  0.]])
+    >>> fastnorm.layer_norm(x, np.array([1.0, 2.0]), np.array([0.5, -0.5]), eps=0.0)
+    array([[-0.5,  1.5],
+           [ 0.5, -0.5]])
+
+    Numbers whose squares differ only in digits that float32 does not have:
+
+    >>> fastnorm.layer_norm(np.array([40000, 40001, 40002, 40003], np.float32), eps=0.0)
+    array([-1.3416407, -0.4472136,  0.4472136,  1.3416407], dtype=float32)
+    """
+    y = small_norm("layer_norm", x, weight, bias, eps, axis, NO_OFFSET, out)
+    if y is not None:
+        return y
+    backend, x, parameters, eps, target, out = norm_arguments("layer_norm", x, (weight, bias), eps, axis, NO_OFFSET, out)
+    backend.layer_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)
 
 
@@ -158,9 +248,9 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     >>> fastnorm.unit_norm(np.array([1e-40, 1e-40], np.float32))
     array([0.7071068, 0.7071068], dtype=float32)
     """
-    y = small_norm("unit_norm", x, weight, eps, axis, NO_OFFSET, out)
+    y = small_norm("unit_norm", x, weight, None, eps, axis, NO_OFFSET, out)
     if y is not None:
         return y
-    backend, x, weight, eps, target, out = norm_arguments("unit_norm", x, weight, eps, axis, NO_OFFSET, out)
-    backend.unit_norm(x, weight, eps, target)
+    backend, x, parameters, eps, target, out = norm_arguments("unit_norm", x, (weight,), eps, axis, NO_OFFSET, out)
+    backend.unit_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastnorm
+from fastnorm import _math
 from fastnorm._compile import kernel
 from fastnorm._cpu import norms as schedules
 from fastnorm._cpu.layout import scratch_rows
@@ -17,32 +18,34 @@ SIZES = [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 5
 PLAIN, STREAMING = np.array([False]), np.array([True])
 
 
-def by_rows(x, weight, eps, flags=PLAIN):
+NORMS = ["rms_norm", "layer_norm"]  # about zero, about the mean
+
+
+def parameters(norm, weight):
+    """Weight, and where there is one a bias."""
+    return (weight, weight[::-1] * np.float32(0.5)) if _math.NORMS[norm].biased else (weight,)
+
+
+def by_rows(norm, x, weights, eps, flags=PLAIN):
     out = np.full_like(x, np.nan)
-    kernel("fastnorm._cpu.rows:rows", "rms_norm", "float32").ufunc(x, weight, eps, flags, out)
+    kernel("fastnorm._cpu.rows:rows", norm, "float32").ufunc(x, *weights, eps, flags, out)
     return out
 
 
-def by_columns(x, weight, eps, flags=PLAIN):
+def by_columns(norm, x, weights, eps, flags=PLAIN):
     out = np.full_like(x.T, np.nan, order="C")
-    scratch = np.full((scratch_rows(x.shape[1]), -(-len(x) // 64) * 64), np.nan, np.float32)
+    rows = scratch_rows(x.shape[1], _math.NORMS[norm].centred)
+    scratch = np.full((rows, -(-len(x) // 64) * 64), np.nan, np.float32)
     columns = np.ascontiguousarray(x.T)
-    kernel("fastnorm._cpu.columns:columns", "rms_norm", "float32").ufunc(columns, weight, eps, scratch, flags, out)
+    kernel("fastnorm._cpu.columns:columns", norm, "float32").ufunc(columns, *weights, eps, scratch, flags, out)
     return out.T
 
 
-def in_pieces(x, weight, eps, piece):
+def in_pieces(norm, x, weights, eps, piece, monkeypatch):
+    monkeypatch.setattr(schedules, "LONG", 2 * piece)
     out = np.full_like(x, np.nan)
     for row, target in zip(x, out, strict=True):
-        starts = range(0, len(row), piece)
-        statistics = np.array([[0, 0, 0]] * len(starts), np.float32)
-        for i, start in enumerate(starts):
-            measure = kernel("fastnorm._cpu.rows:piece_statistics", "float32").ufunc
-            measure(row[start : start + piece], eps, statistics[i])
-        for start in starts:
-            part = slice(start, start + piece)
-            apply = kernel("fastnorm._cpu.rows:piece_apply", "rms_norm", "float32").ufunc
-            apply(row[part], weight[part], eps, statistics, PLAIN, target[part])
+        schedules._by_pieces(norm, row, weights, eps, target, PLAIN)
     return out
 
 
@@ -56,21 +59,24 @@ def hard_rows(rng, rows, n):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("weights", ["light", "some heavy", "one number"])
-def test_all_schedules_agree(rng, n, eps, weights):
+@pytest.mark.parametrize("norm", NORMS)
+def test_all_schedules_agree(rng, monkeypatch, norm, n, eps, weights):
     x, weight = hard_rows(rng, 70, n), rng.standard_normal(n).astype(np.float32)
     x[::3, ::5] *= np.float32(1e-38)
+    x[1::7] += np.float32(1e4)
     if weights == "some heavy":
         weight[1::4] *= np.float32(1e35)
     if weights == "one number":
         weight = np.broadcast_to(weight[:1], n)
-    both = schedules._ready("rms_norm", x.dtype, eps)[1]
-    wanted = by_rows(x, weight, both)
-    assert_same_bits(by_rows(x, weight, both, STREAMING), wanted)
-    assert_same_bits(by_columns(x, weight, both), wanted)
-    assert_same_bits(by_columns(x, weight, both, STREAMING), wanted)
-    assert_same_bits(by_rows(np.asfortranarray(x), weight, both), wanted)
+    both = schedules._ready(norm, x.dtype, eps)[1]
+    weights = parameters(norm, weight)
+    wanted = by_rows(norm, x, weights, both)
+    assert_same_bits(by_rows(norm, x, weights, both, STREAMING), wanted)
+    assert_same_bits(by_columns(norm, x, weights, both), wanted)
+    assert_same_bits(by_columns(norm, x, weights, both, STREAMING), wanted)
+    assert_same_bits(by_rows(norm, np.asfortranarray(x), weights, both), wanted)
     for piece in (512, 1024):
-        assert_same_bits(in_pieces(x[:5], weight, both, piece), wanted[:5])
+        assert_same_bits(in_pieces(norm, x[:5], weights, both, piece, monkeypatch), wanted[:5])
 
 
 def test_one_row_alone(rng):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is a P
 
 PAGE = mmap.PAGESIZE
 SIZES = range(131)
+NORMS = {"rms_norm": 1, "layer_norm": 2}  # about zero and about the mean; how many of weight and bias they take
 PLAIN, STREAMING = np.array([False]), np.array([True])
 
 
@@ -58,52 +59,61 @@ def eps_of(eps, dtype):
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1, 1e-30])
-def test_rows(rng, guarded, at_end, dtype, scale):
-    run = kernel("fastnorm._cpu.rows:rows", "rms_norm", np.dtype(dtype).name).ufunc
+@pytest.mark.parametrize("norm", NORMS)
+def test_rows(rng, guarded, at_end, dtype, scale, norm):
+    run = kernel("fastnorm._cpu.rows:rows", norm, np.dtype(dtype).name).ufunc
+    parameters = NORMS[norm]
     eps = eps_of(0.0, dtype)
     for n in SIZES:
         values = (rng.standard_normal((3, n)) * scale).astype(dtype)
         x, weight = guarded.array(values, at_end), guarded.array(values[0], at_end)
         for flags in (PLAIN, STREAMING):
             out = guarded.array(np.zeros_like(values), at_end)
-            run(x, weight, eps, flags, out)
-            run(x, np.broadcast_to(guarded.array(values[0, :1], at_end), n), eps, flags, out)
-            run(x[:, ::-1], weight[::-1], eps, flags, out[:, ::-1])
+            run(x, *[weight] * parameters, eps, flags, out)
+            run(x, *[np.broadcast_to(guarded.array(values[0, :1], at_end), n)] * parameters, eps, flags, out)
+            run(x[:, ::-1], *[weight[::-1]] * parameters, eps, flags, out[:, ::-1])
         guarded.close()
 
 
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1, 1e-30])
-def test_columns(rng, guarded, at_end, dtype, scale):
-    run = kernel("fastnorm._cpu.columns:columns", "rms_norm", np.dtype(dtype).name).ufunc
+@pytest.mark.parametrize("norm", NORMS)
+def test_columns(rng, guarded, at_end, dtype, scale, norm):
+    run = kernel("fastnorm._cpu.columns:columns", norm, np.dtype(dtype).name).ufunc
+    parameters, centred = NORMS[norm], norm == "layer_norm"
     eps = eps_of(0.0, dtype)
     for columns in SIZES:
         for n in (1, 5, 70):
             values = (rng.standard_normal((n, columns)) * scale).astype(dtype)
             x, weight = guarded.array(values, at_end), guarded.array(np.ones(n, dtype), at_end)
-            scratch = guarded.array(np.zeros((scratch_rows(n), -(-columns // 64) * 64), dtype), at_end)
+            scratch = guarded.array(np.zeros((scratch_rows(n, centred), -(-columns // 64) * 64), dtype), at_end)
             out = guarded.array(np.zeros_like(values), at_end)
             for flags in (PLAIN, STREAMING):
-                run(x, weight, eps, scratch, flags, out)
+                run(x, *[weight] * parameters, eps, scratch, flags, out)
         guarded.close()
 
 
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pieces(rng, guarded, at_end, dtype):
+@pytest.mark.parametrize("norm", NORMS)
+def test_pieces(rng, guarded, at_end, dtype, norm):
     name = np.dtype(dtype).name
-    measure = kernel("fastnorm._cpu.rows:piece_statistics", name).ufunc
-    apply = kernel("fastnorm._cpu.rows:piece_apply", "rms_norm", name).ufunc
+    measure = kernel("fastnorm._cpu.pieces:measure", norm, name).ufunc
+    join = kernel("fastnorm._cpu.pieces:join", norm, name).ufunc
+    apply = kernel("fastnorm._cpu.pieces:apply", norm, name).ufunc
     eps = eps_of(1e-6, dtype)
     for n in SIZES:
         values = rng.standard_normal(n).astype(dtype)
         x, weight, out = (guarded.array(values, at_end) for _ in range(3))
-        statistics = guarded.array(np.zeros((1, 3), dtype), at_end)
+        statistics = guarded.array(np.zeros((1, 4), dtype), at_end)
+        row, shift = guarded.array(np.zeros(4, dtype), at_end), guarded.array(np.zeros(1, dtype), at_end)
         if n:
-            measure(x, eps, statistics[0])
+            kernel("fastnorm._cpu.pieces:guess", name).ufunc(x[:64], shift)
+            measure(x, shift, eps, statistics[0])
+            join(statistics, shift, row)
             for flags in (PLAIN, STREAMING):
-                apply(x, weight, eps, statistics, flags, out)
+                apply(x, *[weight] * NORMS[norm], eps, row, shift, flags, out)
         guarded.close()
 
 
@@ -119,7 +129,7 @@ def test_halves(rng, guarded, at_end, stored):
         values = rng.integers(0, 0x7000, (3, n)).astype(stored)
         x, weight = guarded.array(values, at_end), guarded.array(np.ones(n, np.float32), at_end)
         few = guarded.array(np.ones(3, np.float32), at_end)
-        scratch = guarded.array(np.zeros((scratch_rows(3), -(-n // 64) * 64), np.float32), at_end)
+        scratch = guarded.array(np.zeros((scratch_rows(3, False), -(-n // 64) * 64), np.float32), at_end)
         for flags in (PLAIN, STREAMING):
             out = guarded.array(np.zeros_like(values), at_end)
             by_rows(x, weight, eps, flags, out)

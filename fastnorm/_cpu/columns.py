@@ -8,8 +8,25 @@ the chains, so that the pairs of the chains' tree become neighbours and six part
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES, select
-from .blocks import DEPTH
-from .layout import BLOCK, CHAIN_LEVELS, RESULTS, SLAB
+from .apply import one_of, parameter
+from .blocks import DEPTH, about
+from .column_sums import (
+    block_of,
+    join_sums,
+    load_columns,
+    load_factors,
+    load_node,
+    no_shifts_in,
+    shift_of,
+    shifts_in,
+    squares_of,
+    store_factors,
+    store_node,
+    store_sums,
+    sum_chain,
+)
+from .edges import to_line
+from .layout import BLOCK, CHAIN_LEVELS, FEW, SLAB, result_rows
 from .memory import (
     fence,
     forget_exceptions,
@@ -24,16 +41,8 @@ from .memory import (
     store_first,
     stream,
 )
-from .rows import to_line
+from .rows import signature
 from .simd import LANES, any_lane, as_number, first_lanes, inlined, splat
-
-
-@inlined
-def load_columns(pointer, column, columns):
-    """64 neighbours, or as many as are left."""
-    if column + LANES <= columns:
-        return load(pointer, column)
-    return load_first(pointer, column, columns - column)
 
 
 @inlined
@@ -48,24 +57,15 @@ def bit_reversed(i, leaves):
 
 
 @inlined
-def chain_of_columns(x, x_stride, chain, count, column, columns, scale):
-    """Sum of squares of one chain, up to eight rows, for 64 columns."""
-    squares = scale - scale
-    for j in range(chain, count, LANES):
-        squares = _math.accumulate_square(squares, load_columns(shifted(x, j * x_stride), column, columns) * scale)
-    return squares
-
-
-@inlined
 def prefetch_chain(x, x_stride, chain, count, column):
-    """Ask for what `chain_of_columns` will read."""
+    """Ask for what summing a chain will read."""
     for j in range(chain, count, LANES):
         prefetch(shifted(x, j * x_stride), column)
 
 
 @inlined
-def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale):
-    """Sums of squares of a block, for columns `start` to `stop`: in the first row of `sums`."""
+def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale, shifts, bounds):
+    """Sums of a block, for columns `start` to `stop`: at the lowest level of `sums`."""
     leaves = 1
     while leaves < count and leaves < LANES:
         leaves *= 2
@@ -74,13 +74,13 @@ def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, 
         chain, following = bit_reversed(i, leaves), bit_reversed(i + 1, leaves)
         for column in range(start, stop, LANES):
             prefetch_chain(x, x_stride, following, count, column)
-            squares = chain_of_columns(x, x_stride, chain, count, column, columns, scale)
+            more = sum_chain(x, x_stride, chain, count, column, columns, scale, shifts, bounds)
             carry, level = i, top
             while carry & 1:
                 level -= 1
-                squares = load(sums, level * width + column) + squares
+                more = join_sums(sums, level, width, column, more, shifts)
                 carry >>= 1
-            store(sums, level * width + column, squares)
+            store_sums(sums, level, width, column, more, shifts)
         carry = i
         while carry & 1:
             top -= 1
@@ -89,121 +89,160 @@ def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, 
 
 
 @inlined
-def apply_columns(x, out, columns, results, width, weight, all_common, streaming, next_slab, bounds):
-    """The results of one row of memory: an element of each column."""
-    head = to_line(out, columns) if streaming else 0
-    column, stop = 0, head
-    while column < columns:
-        if column == head:
-            stop = columns
-        count = LANES if column + LANES <= stop else stop - column
-        if count == LANES:
-            value, inverse = load(x, column), load(results, column)
-        else:
-            value, inverse = load_first(x, column, count), load_first(results, column, count)
-        if all_common:
-            y = _math.apply_common(value, inverse, weight)
-        else:
-            common = load(results, 2 * width + column) == bounds.one
-            y = _math.apply_any(value, _math.Factors(load(results, width + column), inverse, common), weight, bounds)
-        if count < LANES:
-            store_first(out, column, count, y)
-        elif streaming:
-            if next_slab > 0:
-                prefetch(x, column + next_slab)  # while this slab is written, the next one can be read
-            stream(out, column, y)
-        else:
-            store(out, column, y)
-        column += count
+def grow_trees(join, x, x_stride, n, start, stop, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+    """The trees of columns `start` to `stop`, a node of 64 of them at a time. Returns their common `top`."""
+    index, top, begin = 0, 0, 0
+    while begin < n:
+        rows = BLOCK if begin + BLOCK <= n else n - begin
+        sum_block_of_columns(x, x_stride, rows, start, stop, columns, sums, width, bounds.one, shifts, bounds)
+        for column in range(start, stop, LANES):
+            scale = _math.rescue_scale(squares_of(sums, width, column, shifts), lifted_eps, bounds)
+            if any_lane((scale != bounds.one) & first_lanes(columns - column)):
+                end = column + LANES
+                sum_block_of_columns(x, x_stride, rows, column, end, columns, sums, width, scale, shifts, bounds)
+            block = block_of(sums, width, column, scale, as_number(rows, bounds.one), shifts)
+            carry, level = index, top
+            while carry & 1:
+                level -= 1
+                block = join(load_node(tree, counts, level, width, column, shifts), block)
+                carry >>= 1
+            store_node(tree, level, width, column, block, shifts)
+        count, carry = as_number(rows, bounds.one), index
+        while carry & 1:
+            top -= 1
+            count = counts[top] + count
+            carry >>= 1
+        counts[top] = count
+        top += 1
+        index += 1
+        begin += BLOCK
+        x = shifted(x, BLOCK * x_stride)
+    return top
+
+
+@inlined
+def root_of_columns(join, tree, counts, top, width, column, shifts):
+    """The statistics of 64 columns."""
+    level = top - 1
+    row = load_node(tree, counts, level, width, column, shifts)
+    while level > 0:
+        level -= 1
+        row = join(load_node(tree, counts, level, width, column, shifts), row)
+    return row
+
+
+def _no_shifts(x, x_stride, n, columns, sums, width, shifts, bounds):
+    """Guess the shifts of all columns: each about the mean of its first 64 elements."""
+
+
+def _guess_shifts(x, x_stride, n, columns, sums, width, shifts, bounds):
+    count = LANES if n > LANES else n
+    for column in range(0, columns, LANES):
+        store(shifts, column, load_columns(x, column, columns))
+    sum_block_of_columns(x, x_stride, count, 0, columns, columns, sums, width, bounds.fraction, shifts, bounds)
+    for column in range(0, columns, LANES):
+        first, total = load(shifts, column), load(sums, column)
+        store(shifts, column, _math.guess_mean(first, total, as_number(count, bounds.one), bounds))
+
+
+def _as_they_are(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+    """The statistics of 64 columns: those given, or better ones."""
+    return row
+
+
+def _on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+    if n <= FEW:
+        sums = _math.Exact(splat(bounds.zero), splat(bounds.zero))
+        for j in range(n):
+            sums = _math.add_exactly(sums, load_columns(shifted(x, j * x_stride), column, columns), load(shifts, column))
+        row = _math.with_total(row, sums, bounds)
+    off = _math.is_off_centre(row, bounds) & first_lanes(columns - column)
+    if any_lane(off):
+        shift, stop = load(shifts, column), column + LANES
+        store(shifts, column, select(off, _math.better_guess(row, shift, bounds), shift))
+        top = grow_trees(join, x, x_stride, n, column, stop, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
+        row = root_of_columns(join, tree, counts, top, width, column, shifts)
+    return row
+
+
+guess_shifts = about(_no_shifts, _guess_shifts)
+on_centre = about(_as_they_are, _on_centre)
 
 
 def columns(norm, dtype):
     """Kernel: normalise the columns of a matrix whose rows are contiguous, slab by slab, each as wide as `scratch`."""
-    settle = _math.NORMS[norm].settle
     computed = COMPUTED[dtype]
     bounds = RANGES[computed]
+    name, norm = norm, _math.NORMS[norm]
+    join, settle, apply_common, apply_any, wary = norm.join, norm.settle, norm.apply_common, norm.apply_any, norm.wary
+    shifts_of = shifts_in if norm.centred else no_shifts_in
+    kept, quantities = result_rows(norm.centred), 2 if norm.centred else 1
 
     @inlined
-    def grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lifted_eps):
-        """The trees of all columns; scales and sums lie in `tree`, two rows a level. Returns their common `top`."""
-        one = splat(bounds.one)
-        index, top, start = 0, 0, 0
-        while start < n:
-            rows = BLOCK if start + BLOCK <= n else n - start
-            sum_block_of_columns(x, x_stride, rows, 0, columns, columns, sums, width, one)
-            for column in range(0, columns, LANES):
-                squares = load(sums, column)
-                scale = _math.rescue_scale(squares, lifted_eps, bounds)
-                if any_lane((scale != bounds.one) & first_lanes(columns - column)):
-                    sum_block_of_columns(x, x_stride, rows, column, column + LANES, columns, sums, width, scale)
-                    squares = load(sums, column)
-                block = _math.Statistics(scale, as_number(rows, bounds.one), squares)
-                carry, level = index, top
-                while carry & 1:
-                    level -= 1
-                    block = _math.join(entry(tree, counts, level, width, column), block)
-                    carry >>= 1
-                store(tree, 2 * level * width + column, block.scale)
-                store(tree, (2 * level + 1) * width + column, block.squares)
-            count, carry = as_number(rows, bounds.one), index
-            while carry & 1:
-                top -= 1
-                count = counts[top] + count
-                carry >>= 1
-            counts[top] = count
-            top += 1
-            index += 1
-            start += BLOCK
-            x = shifted(x, BLOCK * x_stride)
-        return top
+    def apply_columns(x, out, columns, results, width, weight, bias, all_common, streaming, next_slab, shifts):
+        """The results of one row of memory: an element of each column."""
+        head = to_line(out, columns) if streaming else 0
+        column, stop = 0, head
+        while column < columns:
+            if column == head:
+                stop = columns
+            count = LANES if column + LANES <= stop else stop - column
+            value = load(x, column) if count == LANES else load_first(x, column, count)
+            row = load_factors(results, width, column, bounds, shifts)
+            if all_common:
+                y = apply_common(value, row, weight, bias)
+            else:
+                y = apply_any(value, row, weight, bias, bounds)
+            if count < LANES:
+                store_first(out, column, count, y)
+            elif streaming:
+                if next_slab > 0:
+                    prefetch(x, column + next_slab)  # while this slab is written, the next one can be read
+                stream(out, column, y)
+            else:
+                store(out, column, y)
+            column += count
 
     @inlined
-    def entry(tree, counts, level, width, column):
-        scale, squares = load(tree, 2 * level * width + column), load(tree, (2 * level + 1) * width + column)
-        return _math.Statistics(scale, counts[level], squares)
-
-    @inlined
-    def settle_columns(tree, counts, top, columns, width, results, eps, lifted_eps):
+    def settle_columns(x, x_stride, n, sums, tree, counts, top, columns, width, results, eps, lifted_eps, shifts):
         """Write what `apply` needs of each column; returns whether all of them are common."""
         all_common = True
-        one, zero = splat(bounds.one), splat(bounds.zero)
         for column in range(0, columns, LANES):
-            level = top - 1
-            row = entry(tree, counts, level, width, column)
-            while level > 0:
-                level -= 1
-                row = _math.join(entry(tree, counts, level, width, column), row)
-            factors = settle(row, eps, lifted_eps, bounds)
-            common = select(factors.common, one, zero)
-            store(results, column, factors.inverse)
-            store(results, width + column, factors.scale)
-            store(results, 2 * width + column, common)
-            if any_lane((common != bounds.one) & first_lanes(columns - column)):
+            row = root_of_columns(join, tree, counts, top, width, column, shifts)
+            row = on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
+            factors = settle(row, shift_of(shifts, column), eps, lifted_eps, bounds)
+            store_factors(results, width, column, factors, bounds, shifts)
+            uncommon = select(factors.common, splat(bounds.zero), bounds.one) == bounds.one
+            if any_lane(uncommon & first_lanes(columns - column)):
                 all_common = False
         return all_common
 
     @inlined
-    def normalise_slab(
-        x, x_stride, weight, weight_stride, eps, lifted_eps, scratch, width, out, out_stride, n, columns, streaming, next_slab
-    ):
+    def normalise_slab(x, x_stride, w, b, eps, lifted_eps, scratch, width, out, out_stride, n, columns, streaming, next_slab):
         """Columns few enough that what is kept of each fits `scratch`, and where it can be all of x the second cache."""
-        results = scratch
-        sums = shifted(results, RESULTS * width * itemsize(scratch))
-        tree = shifted(sums, CHAIN_LEVELS * width * itemsize(scratch))
+        row_of_scratch = width * itemsize(scratch)
+        results, shifts = scratch, shifts_of(scratch, width)
+        sums = shifted(results, kept * row_of_scratch)
+        tree = shifted(sums, quantities * CHAIN_LEVELS * row_of_scratch)
         counts = stack_of(bounds.zero, DEPTH)
-        top = grow_trees(x, x_stride, n, columns, sums, tree, counts, width, lifted_eps)
-        all_common = settle_columns(tree, counts, top, columns, width, results, eps, lifted_eps)
+        guess_shifts(x, x_stride, n, columns, sums, width, shifts, bounds)
+        top = grow_trees(join, x, x_stride, n, 0, columns, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
+        all_common = settle_columns(x, x_stride, n, sums, tree, counts, top, columns, width, results, eps, lifted_eps, shifts)
         for j in range(n):
-            factor = shifted(weight, j * weight_stride)[0]
+            weight, bias = one_of(w, j), one_of(b, j)
             xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)
-            common = all_common and _math.is_light(factor, bounds)
-            apply_columns(xj, oj, columns, results, width, factor, common, streaming, next_slab, bounds)
+            common = all_common
+            if wary:
+                common = all_common and _math.is_light(weight, bounds)
+            apply_columns(xj, oj, columns, results, width, weight, bias, common, streaming, next_slab, shifts)
 
-    def kernel(x, weight, eps, scratch, streaming, out):
+    @inlined
+    def run(x, weight, bias, eps, scratch, streaming, out):
         n, columns = x.shape
         width, size = scratch.shape[1], x.itemsize
-        xp, wp, sp, op = pointer_to(x), pointer_to(weight), pointer_to(scratch), pointer_to(out)
-        x_stride, w_stride, out_stride = x.strides[0], weight.strides[0], out.strides[0]
+        xp, sp, op = pointer_to(x), pointer_to(scratch), pointer_to(out)
+        w, b = parameter(weight, stack_of(bounds.zero, LANES)), parameter(bias, stack_of(bounds.zero, LANES))
+        x_stride, out_stride = x.strides[0], out.strides[0]
         if n * columns > 0:
             fits = n * width * size <= SLAB
             # What comes before the first line of `out` is a small slab of its own, so that all others begin at lines.
@@ -214,16 +253,23 @@ def columns(norm, dtype):
                 next_slab = some if fits and first + some < columns else 0
                 xs, outs = shifted(xp, first * size), shifted(op, first * size)
                 normalise_slab(
-                    xs, x_stride, wp, w_stride, eps[0], eps[1], sp, width, outs, out_stride, n, some, streaming[0], next_slab
+                    xs, x_stride, w, b, eps[0], eps[1], sp, width, outs, out_stride, n, some, streaming[0], next_slab
                 )
                 first, some = first + some, width
             if streaming[0]:
                 fence()
             forget_exceptions()
 
+    def plain(x, weight, eps, scratch, streaming, out):
+        run(x, weight, weight, eps, scratch, streaming, out)
+
+    def biased(x, weight, bias, eps, scratch, streaming, out):
+        run(x, weight, bias, eps, scratch, streaming, out)
+
+    kernel, layout, types = signature(name, computed, plain, biased)
     return Source(
         kernel,
-        "(n,m),(n),(p),(s,w),(q),(n,m)",
-        f"void({dtype}[:,:], {computed}[:], {computed}[:], {computed}[:,:], boolean[:], {dtype}[:,:])",
+        f"(n,m),{layout},(p),(s,w),(q),(n,m)",
+        f"void({dtype}[:,:], {types}, {computed}[:], {computed}[:,:], boolean[:], {dtype}[:,:])",
         ("scratch", "out"),
     )

@@ -14,13 +14,20 @@ BLOCK = 512  # elements of a row that are summed together, see `blocks`
 LANES = 64  # numbers that a kernel computes with at once: chains of a row, or columns
 SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next
 NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to short runs than it saves; then wide ones
+FEW = 8  # elements of a row up to which its mean is summed exactly: 6 ns an element
 CHAIN_LEVELS = 7  # partial sums of a tree over the 64 chains of a block
-RESULTS = 3  # rows of scratch for what applying needs of each column: inverse, scale, common
 
 
-def scratch_rows(n):
+def result_rows(centred):
+    """Rows of scratch for what applying needs of each column: inverse, scale, common; shift, mean, unlift."""
+    return 6 if centred else 3
+
+
+def scratch_rows(n, centred):
     """Rows of scratch for the kernel over columns, for a normalised axis of length n."""
-    return RESULTS + CHAIN_LEVELS + 2 * ((-(-n // BLOCK)).bit_length() + 1)
+    quantities = 2 if centred else 1
+    levels = (-(-n // BLOCK)).bit_length() + 1
+    return result_rows(centred) + quantities * CHAIN_LEVELS + (1 + quantities) * levels
 
 
 def slab_width(n, n_columns, itemsize):

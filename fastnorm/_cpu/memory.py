@@ -98,6 +98,16 @@ def put(typing, pointer, value):
 
 
 @intrinsic
+def rounded(typing, pointer, value):
+    """A value as it would come back from where `pointer` points."""
+
+    def codegen(context, builder, signature, args):
+        return _widen(builder, pointer, _narrow(builder, pointer, args[1]))
+
+    return value(pointer, value), codegen
+
+
+@intrinsic
 def load(typing, pointer, index):
     """64 neighbours, of any alignment."""
 

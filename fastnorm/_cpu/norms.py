@@ -24,59 +24,59 @@ ENDLESS = 1 << 24  # elements from which a row is cut in any case, for Ctrl-C's 
 _PLAIN, _STREAMING = np.array([False]), np.array([True])
 
 
-def _normalise(norm, x, weight, eps, out):
-    """Choose the schedule."""
+def _normalise(norm, x, parameters, eps, out):
+    """Choose the schedule. `parameters`: the weight, and the bias of a norm that has one; None for one that is not given."""
     if x.itemsize == 2:
         stored = STORED[x.dtype.name]
         x, out = x.view(stored), out.view(stored)
     by_rows, eps = _ready(norm, x.dtype, eps)
-    if weight is None:
-        weight = _ones(x.shape[-1], eps.dtype)
+    parameters = _all_given(parameters, x.shape[-1], eps.dtype)
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
-        by_rows(x, weight, eps, _PLAIN, out)
+        by_rows(x, *parameters, eps, _PLAIN, out)
     else:
-        _normalise_large(norm, x, weight, eps, out, by_rows)
+        _normalise_large(norm, x, parameters, eps, out, by_rows)
 
 
 class SmallPlan(NamedTuple):
-    """What a small call needs besides its arrays: ``ufunc(x, weight, eps, flags, out)``."""
+    """What a small call needs besides its arrays: ``ufunc(x, weight[, bias], eps, flags, out)``."""
 
     ufunc: np.ufunc
     eps: np.ndarray
     flags: np.ndarray
     no_weight: Callable  # of a length and a dtype: the weight of a call without one
+    no_bias: Callable | None  # None: the norm has none
 
 
 def small_plan(norm, dtype, eps):
     """The plan for all small calls of a norm, dtype and eps."""
-    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones)
+    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones, _zeros if NORMS[norm].biased else None)
 
 
-def _normalise_large(norm, x, weight, eps, out, by_rows):
+def _normalise_large(norm, x, parameters, eps, out, by_rows):
     streaming = _STREAMING if x.nbytes + out.nbytes >= STREAM and not np.may_share_memory(x, out) else _PLAIN
     view = planes(x, out)
     if view is None:  # strides beyond description: the ufunc finds its way, on one thread
-        by_rows(x, weight, eps, streaming, out)
+        by_rows(x, *parameters, eps, streaming, out)
     elif view.by_columns:
-        _by_columns(norm, view, weight, eps, streaming)
+        _by_columns(norm, view, parameters, eps, streaming)
     elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):
         for xs, outs in zip(view.x, view.out, strict=True):
             for row, target in zip(xs, outs, strict=True):
-                _by_pieces(norm, row, weight, eps, target, streaming)
+                _by_pieces(norm, row, parameters, eps, target, streaming)
     else:
-        _by_rows(norm, view, weight, eps, streaming)
+        _by_rows(norm, view, parameters, eps, streaming)
 
 
-def _by_rows(norm, view, weight, eps, streaming):
+def _by_rows(norm, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
     x, out = view.x, view.out
     by_rows = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
     dimension = None
     if len(x) == 1:
         x, out, dimension = x[0], out[0], "r"
-    share(by_rows.over(dimension, x, weight, eps, streaming, out), len(x), _step(x))
+    share(by_rows.over(dimension, x, *parameters, eps, streaming, out), len(x), _step(x))
 
 
 def _step(x):
@@ -86,30 +86,46 @@ def _step(x):
     return max(1, best // each)
 
 
-def _by_pieces(norm, x, weight, eps, out, streaming):
+def _by_pieces(norm, x, parameters, eps, out, streaming):
     """One long row: the statistics of its pieces, then its result."""
+    n = len(x)
+    row, shift, piece = _measure_row(norm, x, eps)
+    run = kernel("fastnorm._cpu.pieces:apply", norm, x.dtype.name).without_gil
+    share(lambda a, b: run(x[a:b], *[p[a:b] for p in parameters], eps, row, shift, streaming, out[a:b]), n, piece)
+
+
+def _measure_row(norm, x, eps):
+    """Statistics of a long row and the shift they are about, as kernels take them; and the length of a piece."""
     dtype = x.dtype.name
     n = len(x)
     piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)
-    statistics = np.empty((-(-n // piece), 3), eps.dtype)
-    measure = kernel("fastnorm._cpu.rows:piece_statistics", dtype).without_gil
-    apply = kernel("fastnorm._cpu.rows:piece_apply", norm, dtype).without_gil
-    share(lambda a, b: measure(x[a:b], eps, statistics[a // piece]), n, piece)
-    share(lambda a, b: apply(x[a:b], weight[a:b], eps, statistics, streaming, out[a:b]), n, piece)
+    statistics, row, shift = np.empty((-(-n // piece), 4), eps.dtype), np.empty(4, eps.dtype), np.zeros(1, eps.dtype)
+    measure = kernel("fastnorm._cpu.pieces:measure", norm, dtype).without_gil
+    join = kernel("fastnorm._cpu.pieces:join", norm, eps.dtype.name).without_gil
+    if NORMS[norm].centred:
+        kernel("fastnorm._cpu.pieces:guess", dtype).without_gil(x[:LANES], shift)
+    guess = None
+    while guess != shift[0]:  # once, or twice if the first guess of the mean turns out to be a bad one
+        first, guess = guess is None, shift[0]
+        share(lambda a, b: measure(x[a:b], shift, eps, statistics[a // piece]), n, piece)
+        join(statistics, shift if first else shift.copy(), row)
+        if guess != guess:  # NaN: there is nothing to find
+            break
+    return row, shift, piece
 
 
-def _by_columns(norm, view, weight, eps, streaming):
+def _by_columns(norm, view, parameters, eps, streaming):
     """Tasks are planes, or columns of a plane where there are fewer planes than threads. The kernel cuts them into slabs."""
     x, out = view.x, view.out
     n_planes, n, n_columns = x.shape
     run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
-    shape = scratch_rows(n), slab_width(n, n_columns, x.itemsize)
+    shape = scratch_rows(n, NORMS[norm].centred), slab_width(n, n_columns, x.itemsize)
 
     def some_planes(a, b):
-        run(x[a:b], weight, eps, np.empty(shape, eps.dtype), streaming, out[a:b])
+        run(x[a:b], *parameters, eps, np.empty(shape, eps.dtype), streaming, out[a:b])
 
     def some_columns(a, b):
-        run(x[:, :, a:b], weight, eps, np.empty(shape, eps.dtype), streaming, out[:, :, a:b])
+        run(x[:, :, a:b], *parameters, eps, np.empty(shape, eps.dtype), streaming, out[:, :, a:b])
 
     threads = get_num_threads()
     if n_planes >= threads or n * n_columns < 2 * PARALLEL:
@@ -120,6 +136,7 @@ def _by_columns(norm, view, weight, eps, streaming):
 
 rms_norm = functools.partial(_normalise, "rms_norm")
 unit_norm = functools.partial(_normalise, "unit_norm")
+layer_norm = functools.partial(_normalise, "layer_norm")
 
 
 @functools.lru_cache(maxsize=256)
@@ -131,7 +148,18 @@ def _ready(norm, dtype, eps):
     return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both
 
 
+def _all_given(parameters, n, dtype):
+    """Weight and bias, with the ones and zeros that those mean which were not given."""
+    return [absent(n, dtype) if p is None else p for p, absent in zip(parameters, (_ones, _zeros), strict=False)]
+
+
 @functools.lru_cache(maxsize=256)
 def _ones(n, dtype):
     """The weight that is not there: one number, n times."""
     return np.broadcast_to(np.ones(1, dtype), n)
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(n, dtype):
+    """The bias that is not there."""
+    return np.broadcast_to(np.zeros(1, dtype), n)

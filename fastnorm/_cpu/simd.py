@@ -12,7 +12,7 @@ import operator
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
-from numba.extending import intrinsic, lower_builtin, register_jitable, register_model, type_callable
+from numba.extending import intrinsic, lower_builtin, overload, register_jitable, register_model, type_callable
 
 from .. import _math
 from .. import _vocabulary as words
@@ -289,6 +289,20 @@ def _lower_select(context, builder, signature, args):
 def inlined(function):
     """Let kernels call `function`. As in the formulas, ``x / 0`` is inf in it, not an exception."""
     return register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+
+
+def either(is_this, this, other):
+    """A function for kernels: `this` where ``is_this(type)`` is true of one of its arguments, else `other`."""
+
+    def function(*arguments):
+        raise NotImplementedError("for kernels only")
+
+    @overload(function, jit_options={"error_model": "numpy"}, strict=False)
+    def choose(*arguments):
+        return this if any(map(is_this, arguments)) else other
+
+    function.__name__, function.__doc__ = this.__name__, this.__doc__
+    return function
 
 
 for _formula in _math.FORMULAS:

@@ -139,6 +139,37 @@ def _alignment(pointer):
 
 
 @intrinsic
+def is_given(typing, pointer):
+    """False for the null pointer, which stands for a weight or bias that there is not."""
+
+    def codegen(context, builder, signature, args):
+        return cgutils.is_not_null(builder, args[0])
+
+    return types.boolean(pointer), codegen
+
+
+@intrinsic
+def place_of(typing, thread, threads, load, width):
+    """``width * (thread + load * threads)`` in 32 bits, of which offsets within a tile need no more: a register for two."""
+
+    def codegen(context, builder, signature, args):
+        thread, threads, load, width = args
+        return builder.mul(width, builder.add(thread, builder.mul(load, threads, flags=["nsw"]), flags=["nsw"]), flags=["nsw"])
+
+    return types.int32(*[types.int32] * 4), codegen
+
+
+@intrinsic
+def quotient(typing, a, b):
+    """``a // b`` of two integers of one type that are not negative."""
+
+    def codegen(context, builder, signature, args):
+        return builder.udiv(*args)
+
+    return a(a, a), codegen
+
+
+@intrinsic
 def as_number(typing, integer, like):
     """An integer in the dtype of `like` (numba would make it a double)."""
 
@@ -160,17 +191,18 @@ def sum_warp(value):
 
 
 @inlined
-def sum_block(value, warps, zero):
-    """The sum over the threads of a block, the same bits in every thread. `warps`: 32 numbers of shared memory.
-
-    To be followed by a barrier before `warps` is used again.
-    """
-    lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+def leave_for_block(value, shared, at):
+    """Each warp leaves the sum over its threads from ``shared[at]`` on. A barrier must follow."""
     value = sum_warp(value)
-    if lane == 0:
-        warps[warp] = value
-    cuda.syncthreads()
-    return sum_warp(warps[lane] if lane < cuda.blockDim.x // WARP else zero)
+    if cuda.threadIdx.x % WARP == 0:
+        shared[at + cuda.threadIdx.x // WARP] = value
+
+
+@inlined
+def sum_block(shared, at, zero):
+    """The sum over the warps of what they left, the same bits in every thread. A barrier must precede the next use."""
+    lane = cuda.threadIdx.x % WARP
+    return sum_warp(shared[at + lane] if lane < cuda.blockDim.x // WARP else zero)
 
 
 @inlined

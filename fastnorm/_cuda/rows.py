@@ -1,129 +1,147 @@
-"""Kernel that normalises rows, a block of threads a row.
+"""Kernels that normalise rows, a block of threads a row: rows of memory, sums of two, or groups of channels.
 
-A thread holds 64 bytes of a row in registers, four loads of 128 bits. A row that the block can hold is read once and written
-once; a longer one goes through the registers in tiles, twice.
-
-The order of summation depends on the length of a row alone. A load is 16 bytes of the row, whether they come at once or,
-unaligned, element by element: alignment shows in the clock alone.
+A row that the block can hold is read once and written once; a longer one goes through the registers in tiles, twice. Rows of
+a norm that is centred may have to be summed again: from the registers, or read once more.
 """
+
+import inspect
 
 from numba import cuda
 from numba.cuda import types
 
 from .. import _math
 from .._vocabulary import RANGES, magnitude, maximum
-from .block import CHAINS, LOAD, WARP, add_exactly, as_number, inlined, load_wide, shifted, store_wide, sum_block
+from .block import LOAD, WARP, inlined, is_given, shifted
 from .launch import HELD, MOST_THREADS, Source
+from .sums import GUESSED, SHARED, guess, measure
+from .tiles import layout, moves, parameters
 
 
-def rows(norm, dtype, aligned, whole):
-    """Kernel: normalise rows of `n` contiguous elements.
+def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
+    """What the kernels of this file have in common, as a function.
 
-    `aligned`: x, out, weight and the strides between rows are multiples of 16 bytes, and so is the length of a row.
-    `whole`: a block holds a row, ``n * itemsize <= HELD * blockDim.x``.
+    `aligned`: arrays, strides between rows and the length of a row are multiples of 16 bytes, and so is the address of a
+    weight or bias that is not `grouped`. `whole`: a block holds a row, ``n * itemsize <= HELD * blockDim.x``. `added`: rows
+    are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels.
     """
-    settle = _math.NORMS[norm].settle
+    centred, biased, wary = _math.NORMS[norm].centred, _math.NORMS[norm].biased, _math.NORMS[norm].wary
+    settle, apply_common, apply_any = _math.NORMS[norm].settle, _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
     bounds = RANGES[dtype]
     zero, one = bounds.zero, bounds.one
     kind = getattr(types, dtype)
     width = LOAD // zero.itemsize
     held = HELD // zero.itemsize
+    part = width if grouped else held // (1 + biased) // (2 - whole)  # of a tile, applied at once: what 64 registers have room for
+    n_shared = SHARED if centred else WARP
+    place, count = layout(dtype)
+    load, load_tile, add_tile, store_tile = moves(dtype, aligned)
+    load_parameters = parameters(norm, dtype, aligned, whole, grouped)
+    guess_shift = guess(dtype)
+    measure_row = measure(norm, dtype, aligned, whole, added)
 
     @inlined
-    def place(start, k):
-        """Where in the row the load lies whose first element is the thread's k-th."""
-        return start + width * (cuda.threadIdx.x + (k // width) * cuda.blockDim.x)
-
-    @inlined
-    def load_tile(x, start, n, tile):
-        """What the thread holds of the tile that begins at `start`; zeros past the end of the row."""
-        for k in range(held):
-            tile[k] = zero
-        for k in range(0, held, width):
-            j = place(start, k)
-            if aligned:
-                if j < n:
-                    load_wide(x, j, tile, k)
-            else:
+    def load_guessed(x, residual, n, tile):
+        """The first load of those threads that hold what the shift is guessed from."""
+        j, stop = place(0), count(0, n)
+        if j < GUESSED:
+            load(x, j, stop, tile, 0)
+            if added:
+                room = cuda.local.array(width, kind)
+                load(residual, j, stop, room, 0)
                 for i in range(width):
-                    if j + i < n:
-                        tile[k + i] = x[j + i]
+                    tile[i] += room[i]
 
     @inlined
-    def store_tile(out, start, n, tile):
-        for k in range(0, held, width):
-            j = place(start, k)
-            if aligned:
-                if j < n:
-                    store_wide(out, j, tile, k)
-            else:
-                for i in range(width):
-                    if j + i < n:
-                        out[j + i] = tile[k + i]
-
-    @inlined
-    def sum_tile(tile, scale):
-        """Sum of squares of what the thread holds: four chains, joined in a tree."""
-        a, b, c, d = zero, zero, zero, zero
-        for k in range(0, held, CHAINS):
-            a = _math.accumulate_square(a, tile[k] * scale)
-            b = _math.accumulate_square(b, tile[k + 1] * scale)
-            c = _math.accumulate_square(c, tile[k + 2] * scale)
-            d = _math.accumulate_square(d, tile[k + 3] * scale)
-        return (a + b) + (c + d)
-
-    @inlined
-    def sum_row(x, n, tile, scale):
-        """The thread's share of the sum of squares of a row; if `whole`, the row is in the tile already."""
-        if whole:
-            return sum_tile(tile, scale)
-        squares, lost, start = zero, zero, 0
-        while start < n:
-            load_tile(x, start, n, tile)
-            squares, lost = add_exactly(squares, lost, sum_tile(tile, scale))
-            start += held * cuda.blockDim.x
-        return squares + lost if lost == lost else squares  # what an infinite sum loses is NaN
-
-    @inlined
-    def apply_tile(tile, weight, weighted, factors, out, start, n):
-        """Turn a tile into its result and store it."""
-        weights = cuda.local.array(held, kind)
-        if weighted:
-            load_tile(weight, start, n, weights)
-        else:
-            for k in range(held):
-                weights[k] = one
+    def all_light(weights):
+        """True if no weight is one that `apply_common` must not meet."""
         heaviest = zero
-        for k in range(held):
+        for k in range(part):
             heaviest = maximum(magnitude(weights[k]), heaviest)
-        if factors.common and _math.is_light(heaviest, bounds):
-            for k in range(held):
-                tile[k] = _math.apply_common(tile[k], factors.inverse, weights[k])
-        else:
-            for k in range(held):
-                tile[k] = _math.apply_any(tile[k], factors, weights[k], bounds)
+        return _math.is_light(heaviest, bounds)
+
+    @inlined
+    def apply_tile(tile, weight, bias, channels, inner, factors, out, start, n):
+        """Turn a tile into its result and store it."""
+        weights, biases = cuda.local.array(part, kind), cuda.local.array(part, kind)
+        for first in range(0, held, part):
+            for k in range(0, part, width):
+                load_parameters(weight, bias, channels, inner, start, n, first + k, weights, biases, k)
+            if factors.common and (not wary or all_light(weights)):
+                for k in range(part):
+                    tile[first + k] = apply_common(tile[first + k], factors, weights[k], biases[k])
+            else:
+                for k in range(part):
+                    tile[first + k] = apply_any(tile[first + k], factors, weights[k], biases[k], bounds)
         store_tile(out, start, n, tile)
 
-    def kernel(x, x_stride, weight, weighted, eps, lifted_eps, out, out_stride, n):
-        warps = cuda.shared.array(WARP, kind)
+    @inlined
+    def run(x, residual, kept, weight, bias, channels, inner, eps, lifted_eps, out, n):
+        """Normalise a row, from where the pointers point to."""
+        shared = cuda.shared.array(n_shared, kind)
         tile = cuda.local.array(held, kind)
-        x, out = shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride)
         if whole:
             load_tile(x, 0, n, tile)
-        squares = sum_block(sum_row(x, n, tile, one), warps, zero)
-        scale = _math.rescue_scale(squares, lifted_eps, bounds)
-        if scale != one:  # in all threads alike
-            cuda.syncthreads()
-            squares = sum_block(sum_row(x, n, tile, scale), warps, zero)
-        factors = settle(_math.Statistics(scale, as_number(n, one), squares), eps, lifted_eps, bounds)
+            if added:
+                add_tile(residual, 0, n, tile)
+                store_tile(kept, 0, n, tile)
+        elif centred:
+            load_guessed(x, residual, n, tile)
+        shift = guess_shift(tile, n, shared) if centred else zero
+        row, shift = measure_row(x, residual, kept, n, tile, shift, lifted_eps, shared)
+        factors = settle(row, shift, eps, lifted_eps, bounds)
         if whole:
-            apply_tile(tile, weight, weighted, factors, out, 0, n)
+            apply_tile(tile, weight, bias, channels, inner, factors, out, 0, n)
         else:
             start = 0
             while start < n:
-                load_tile(x, start, n, tile)
-                apply_tile(tile, weight, weighted, factors, out, start, n)
+                load_tile(kept, start, n, tile)
+                apply_tile(tile, weight, bias, channels, inner, factors, out, start, n)
                 start += held * cuda.blockDim.x
 
-    pointer, size = types.CPointer(kind), types.int64
-    return Source(kernel, (pointer, size, pointer, size, kind, kind, pointer, size, size), MOST_THREADS)
+    return run
+
+
+def rows(norm, dtype, aligned, whole):
+    """Kernel: normalise rows of `n` contiguous elements."""
+    run = schedule(norm, dtype, aligned, whole)
+
+    def kernel(x, x_stride, out, out_stride, weight, bias, eps, lifted_eps, n):
+        x, out = shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride)
+        run(x, x, x, weight, bias, n, 1, eps, lifted_eps, out, n)
+
+    return source(kernel, dtype)
+
+
+def sum_rows(norm, dtype, aligned, whole):
+    """Kernel: keep the rows of x + residual, and normalise them."""
+    run = schedule(norm, dtype, aligned, whole, added=True)
+
+    def kernel(x, x_stride, residual, residual_stride, out, out_stride, kept, kept_stride, weight, bias, eps, lifted_eps, n):
+        x, residual = shifted(x, cuda.blockIdx.x * x_stride), shifted(residual, cuda.blockIdx.x * residual_stride)
+        kept, out = shifted(kept, cuda.blockIdx.x * kept_stride), shifted(out, cuda.blockIdx.x * out_stride)
+        run(x, residual, kept, weight, bias, n, 1, eps, lifted_eps, out, n)
+
+    return source(kernel, dtype)
+
+
+def groups(norm, dtype, aligned, whole):
+    """Kernel: normalise groups of channels, the rows from number `first` on."""
+    run = schedule(norm, dtype, aligned, whole, grouped=True)
+    size = RANGES[dtype].zero.itemsize
+
+    def kernel(x, x_stride, out, out_stride, weight, bias, eps, lifted_eps, n, first, n_groups, channels, inner):
+        x, out = shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride)
+        before = (first + cuda.blockIdx.x) % n_groups * channels * size
+        weight = shifted(weight, before) if is_given(weight) else weight
+        bias = shifted(bias, before) if is_given(bias) else bias
+        run(x, x, x, weight, bias, channels, inner, eps, lifted_eps, out, n)
+
+    return source(kernel, dtype)
+
+
+def source(kernel, dtype):
+    """A kernel with the types of its arguments, which their names tell."""
+    kind = getattr(types, dtype)
+    known = dict.fromkeys(("x", "residual", "out", "kept", "weight", "bias"), types.CPointer(kind))
+    known |= {"eps": kind, "lifted_eps": kind}
+    return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), MOST_THREADS)

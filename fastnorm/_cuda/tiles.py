@@ -1,0 +1,135 @@
+"""A tile of a row: what the threads of a block hold of it in registers, 64 bytes each, in four loads of 128 bits.
+
+A load is 16 bytes of the row, whether they come at once or, unaligned, element by element: alignment shows in the clock alone.
+"""
+
+from numba import cuda
+from numba.cuda import types
+
+from .. import _math
+from .._vocabulary import RANGES
+from .block import LOAD, inlined, is_given, load_wide, place_of, quotient, shifted, store_wide
+from .launch import HELD
+
+
+def layout(dtype):
+    """Where elements lie within a tile, in 32 bits, as functions: ``place(k)``, ``count(start, n)``."""
+    width = LOAD // RANGES[dtype].zero.itemsize
+    held = HELD // RANGES[dtype].zero.itemsize
+
+    @inlined
+    def place(k):
+        """Where the load begins whose first element is the thread's k-th."""
+        return place_of(cuda.threadIdx.x, cuda.blockDim.x, k // width, width)
+
+    @inlined
+    def count(start, n):
+        """How many elements of a row of n there are in the tile that begins at `start`."""
+        return types.int32(min(n - start, held * cuda.blockDim.x))
+
+    return place, count
+
+
+def moves(dtype, aligned):
+    """What moves elements, as functions: `load`, `load_tile`, `add_tile`, `store_tile`."""
+    zero = RANGES[dtype].zero
+    size = zero.itemsize
+    kind = getattr(types, dtype)
+    width, held = LOAD // size, HELD // size
+    place, count = layout(dtype)
+
+    @inlined
+    def load(x, j, stop, tile, k):
+        """One load, of the elements from `j` on; zeros from `stop` on."""
+        for i in range(width):
+            tile[k + i] = zero
+        if aligned:
+            if j < stop:
+                load_wide(x, j, tile, k)
+        else:
+            for i in range(width):
+                if j + i < stop:
+                    tile[k + i] = x[j + i]
+
+    @inlined
+    def store(out, j, stop, tile, k):
+        if aligned:
+            if j < stop:
+                store_wide(out, j, tile, k)
+        else:
+            for i in range(width):
+                if j + i < stop:
+                    out[j + i] = tile[k + i]
+
+    @inlined
+    def load_tile(x, start, n, tile):
+        """What the thread holds of the tile that begins at `start`; zeros past the end of the row."""
+        x, stop = shifted(x, start * size), count(start, n)
+        for k in range(0, held, width):
+            load(x, place(k), stop, tile, k)
+
+    @inlined
+    def store_tile(out, start, n, tile):
+        out, stop = shifted(out, start * size), count(start, n)
+        for k in range(0, held, width):
+            store(out, place(k), stop, tile, k)
+
+    @inlined
+    def add_tile(x, start, n, tile):
+        """Add to a tile, load by load."""
+        x, stop = shifted(x, start * size), count(start, n)
+        room = cuda.local.array(width, kind)
+        for k in range(0, held, width):
+            load(x, place(k), stop, room, 0)
+            for i in range(width):
+                tile[k + i] += room[i]
+
+    return load, load_tile, add_tile, store_tile
+
+
+def parameters(norm, dtype, aligned, whole, grouped):
+    """The function that loads weight and bias: an element for each of a row, or if `grouped` for each of its channels."""
+    biased = _math.NORMS[norm].biased
+    bounds = RANGES[dtype]
+    size = bounds.zero.itemsize
+    width = LOAD // size
+    integer = types.int32 if whole else types.int64
+    place, count = layout(dtype)
+    load, _, _, _ = moves(dtype, aligned)
+
+    @inlined
+    def load_channels(weight, bias, channels, inner, j, weights, biases, k):
+        """An element's channel is ``j // inner % channels``: two divisions a load, from there it is counted."""
+        channel = quotient(j, inner)
+        behind = j - channel * inner
+        channel -= quotient(integer(channel), channels) * channels
+        for i in range(width):
+            if is_given(weight):
+                weights[k + i] = weight[channel]
+            if biased and is_given(bias):
+                biases[k + i] = bias[channel]
+            behind += 1
+            if behind == inner:
+                behind = 0
+                channel += 1
+                if channel == channels:
+                    channel = 0
+
+    @inlined
+    def load_parameters(weight, bias, channels, inner, start, n, of, weights, biases, k):
+        """Those of one load, of the thread's elements from number `of` on: 1 and 0 where they are not given."""
+        for i in range(width):
+            weights[k + i], biases[k + i] = bounds.one, bounds.zero
+        j, stop = place(of), count(start, n)
+        if grouped:
+            if j < stop:
+                load_channels(
+                    weight, bias, integer(channels), integer(inner), integer(start + j), weights, biases, k
+                )
+        else:
+            if is_given(weight):
+                load(shifted(weight, start * size), j, stop, weights, k)
+            if biased and is_given(bias):
+                load(shifted(bias, start * size), j, stop, biases, k)
+
+    return load_parameters
