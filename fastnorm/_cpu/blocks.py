@@ -192,15 +192,23 @@ def _as_it_is(join, tree, row, source, stride, n, shift, lifted_eps, bounds):
     return row, shift
 
 
-def _on_centre(join, tree, row, source, stride, n, shift, lifted_eps, bounds):
+@inlined
+def exact_if_few(row, source, stride, n, shift, bounds):
+    """The statistics of a row, with an exact total if the row is very short."""
     if n <= FEW:
         sums = _math.Exact(bounds.zero, bounds.zero)
         for j in range(n):
             sums = _math.add_exactly(sums, read_one(moved(source, times(stride, j))), shift)
         row = _math.with_total(row, sums, bounds)
+    return row
+
+
+def _on_centre(join, tree, row, source, stride, n, shift, lifted_eps, bounds):
+    row = exact_if_few(row, source, stride, n, shift, bounds)
     if _math.is_off_centre(row, bounds):
         shift = _math.better_guess(row, shift, bounds)
         row = summarise(join, tree, source, stride, n, shift, lifted_eps, bounds)
+        row = exact_if_few(row, source, stride, n, shift, bounds)
     return row, shift
 
 

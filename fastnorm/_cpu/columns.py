@@ -150,18 +150,26 @@ def _as_they_are(join, row, x, x_stride, n, column, columns, sums, tree, counts,
     return row
 
 
-def _on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+@inlined
+def exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds):
+    """The statistics of 64 columns, with exact totals if they are very short."""
     if n <= FEW:
-        sums = _math.Exact(splat(bounds.zero), splat(bounds.zero))
+        exact = _math.Exact(splat(bounds.zero), splat(bounds.zero))
         for j in range(n):
-            sums = _math.add_exactly(sums, load_columns(shifted(x, j * x_stride), column, columns), load(shifts, column))
-        row = _math.with_total(row, sums, bounds)
+            exact = _math.add_exactly(exact, load_columns(shifted(x, j * x_stride), column, columns), load(shifts, column))
+        row = _math.with_total(row, exact, bounds)
+    return row
+
+
+def _on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+    row = exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds)
     off = _math.is_off_centre(row, bounds) & first_lanes(columns - column)
     if any_lane(off):
         shift, stop = load(shifts, column), column + LANES
         store(shifts, column, select(off, _math.better_guess(row, shift, bounds), shift))
         top = grow_trees(join, x, x_stride, n, column, stop, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
         row = root_of_columns(join, tree, counts, top, width, column, shifts)
+        row = exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds)
     return row
 
 

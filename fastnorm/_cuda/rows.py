@@ -44,10 +44,10 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
         """The first load of those threads that hold what the shift is guessed from."""
         j, stop = place(0), count(0, n)
         if j < GUESSED:
-            load(x, j, stop, tile, 0)
+            load(x, j, stop, zero, tile, 0)
             if added:
                 room = cuda.local.array(width, kind)
-                load(residual, j, stop, room, 0)
+                load(residual, j, stop, zero, room, 0)
                 for i in range(width):
                     tile[i] += room[i]
 

@@ -39,10 +39,10 @@ def moves(dtype, aligned):
     place, count = layout(dtype)
 
     @inlined
-    def load(x, j, stop, tile, k):
-        """One load, of the elements from `j` on; zeros from `stop` on."""
+    def load(x, j, stop, absent, tile, k):
+        """One load, of the elements from `j` on; `absent` from `stop` on."""
         for i in range(width):
-            tile[k + i] = zero
+            tile[k + i] = absent
         if aligned:
             if j < stop:
                 load_wide(x, j, tile, k)
@@ -66,7 +66,7 @@ def moves(dtype, aligned):
         """What the thread holds of the tile that begins at `start`; zeros past the end of the row."""
         x, stop = shifted(x, start * size), count(start, n)
         for k in range(0, held, width):
-            load(x, place(k), stop, tile, k)
+            load(x, place(k), stop, zero, tile, k)
 
     @inlined
     def store_tile(out, start, n, tile):
@@ -80,7 +80,7 @@ def moves(dtype, aligned):
         x, stop = shifted(x, start * size), count(start, n)
         room = cuda.local.array(width, kind)
         for k in range(0, held, width):
-            load(x, place(k), stop, room, 0)
+            load(x, place(k), stop, zero, room, 0)
             for i in range(width):
                 tile[k + i] += room[i]
 
@@ -106,7 +106,7 @@ def parameters(norm, dtype, aligned, whole, grouped):
         for i in range(width):
             if is_given(weight):
                 weights[k + i] = weight[channel]
-            if biased and is_given(bias):
+            if is_given(bias):
                 biases[k + i] = bias[channel]
             behind += 1
             if behind == inner:
@@ -118,18 +118,20 @@ def parameters(norm, dtype, aligned, whole, grouped):
     @inlined
     def load_parameters(weight, bias, channels, inner, start, n, of, weights, biases, k):
         """Those of one load, of the thread's elements from number `of` on: 1 and 0 where they are not given."""
+        j, stop = place(of), count(start, n)
         for i in range(width):
             weights[k + i], biases[k + i] = bounds.one, bounds.zero
-        j, stop = place(of), count(start, n)
         if grouped:
             if j < stop:
-                load_channels(
-                    weight, bias, integer(channels), integer(inner), integer(start + j), weights, biases, k
-                )
+                load_channels(weight, bias, integer(channels), integer(inner), integer(start + j), weights, biases, k)
+        elif whole:  # a parameter that is not given ends before it begins, which takes no branch
+            load(weight, j, stop if is_given(weight) else 0, bounds.one, weights, k)
+            if biased:
+                load(bias, j, stop if is_given(bias) else 0, bounds.zero, biases, k)
         else:
             if is_given(weight):
-                load(shifted(weight, start * size), j, stop, weights, k)
+                load(shifted(weight, start * size), j, stop, bounds.one, weights, k)
             if biased and is_given(bias):
-                load(shifted(bias, start * size), j, stop, biases, k)
+                load(shifted(bias, start * size), j, stop, bounds.zero, biases, k)
 
     return load_parameters
