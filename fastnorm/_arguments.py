@@ -4,6 +4,7 @@ Backends get prepared arrays: of a dtype they have kernels for, native and align
 array to write to that overlaps nothing it must not. Nothing after this file validates anything.
 """
 
+import functools
 import math
 import numbers
 import operator
@@ -139,12 +140,8 @@ def _plain_out(x, weight, out, dtype):
 
 def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     global _cpu
-    library = library_of(x)
-    if library is None:
-        raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
     parameters = dict(zip(("weight", "bias"), parameters, strict=False))
-    for name, value in {**parameters, "out": out}.items():
-        _check_library(function, name, value, library)
+    library = _library(x, function, {**parameters, "out": out})
     arrays = sys.modules[library]  # numpy or cupy: what is used of them here has the same names in both
     backend = backend_of(library)
     if library == "numpy":
@@ -161,33 +158,75 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
         with np.errstate(all="ignore"):
             given[0] = given[0] + given[0].dtype.type(offset)
 
-    x = _native(x, dtype)
-    if out is None:
-        out = arrays.empty_like(x, subok=False) if library == "numpy" else arrays.empty_like(x)
-    else:
-        _check_out(function, "out", out, x.shape, dtype)
-        if not _same_memory(x, out) and arrays.may_share_memory(x, out):
-            x = x.copy()
-        given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
+    x, given, out = _result(function, _native(x, dtype), given, out, dtype, arrays)
     if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
         _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
-    target, out = _landing(out, axes, arrays)
-    return backend, _rows(x, axes), given, eps, target, out
+    view = functools.partial(_rows, axes=axes)
+    target, out = _landing(out, view, arrays)
+    return backend, view(x), given, eps, target, out
+
+
+def group_arguments(function, x, num_groups, parameters, eps, axis, out):
+    """Arguments of a norm of groups, prepared: as `norm_arguments`, but `x` and the target are of five axes.
+
+    They are (batch, groups, before, channels, after): the axes of x before the channels and after them are one each.
+    """
+    library = _library(x, function, {"weight": parameters[0], "bias": parameters[1], "out": out})
+    arrays, backend = sys.modules[library], backend_of(library)
+    x = _as_array(function, "x", x, arrays, backend.DTYPES)
+    dtype = _result_dtype(x.dtype)
+    (axis,) = _axes(function, axis, x, tuples=False)
+    channels = x.shape[axis]
+    groups = _groups(function, num_groups, channels)
+    eps = _eps(function, eps)
+    named = zip(("weight", "bias"), parameters, strict=True)
+    given = [_parameter(function, name, p, axis, (channels,), _computed(dtype), arrays) for name, p in named]
+    x, given, out = _result(function, _native(x, dtype), given, out, dtype, arrays)
+    view = functools.partial(_grouped, axis=axis, groups=groups)
+    target, out = _landing(out, view, arrays)
+    return backend, view(x), given, eps, target, out
+
+
+def _groups(function, num_groups, channels):
+    try:
+        groups = operator.index(num_groups)
+    except TypeError:
+        groups = None
+    if groups is None or isinstance(num_groups, bool):
+        raise TypeError(f"{function}: num_groups must be an integer, got {num_groups!r}")
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{function}: num_groups must be at least 1 and divide the {channels} channels of x, got {groups}")
+    return groups
+
+
+def _grouped(x, axis, groups):
+    """`x` as (batch, groups, before, channels, after): a view where there is one."""
+    batch = x.shape[0] if axis else 1
+    before, after = math.prod(x.shape[1:axis]), math.prod(x.shape[axis + 1 :])
+    return x.reshape(batch, before, groups, x.shape[axis] // groups, after).swapaxes(1, 2)
 
 
 # ------------------------------------------------------------------------------------------------ what to write to
-class Detour:
-    """An `out` that no kernel can write to: unaligned, or not to be seen as rows. The result goes to `target` first."""
+def _result(function, x, given, out, dtype, arrays):
+    """Where to write: a new array or the caller's `out`, and the inputs, copied where that would overwrite them too early."""
+    if out is None:
+        return x, given, arrays.empty_like(x, subok=False) if arrays is np else arrays.empty_like(x)
+    _check_out(function, "out", out, x.shape, dtype)
+    if not _same_memory(x, out) and arrays.may_share_memory(x, out):
+        x = x.copy()
+    given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
+    return x, given, out
 
-    def __init__(self, out, target, axes):
-        self.out, self.target, self.axes = out, target, axes
+
+class Detour:
+    """An `out` that no kernel can write to: unaligned, or not to be seen as the rows it holds. The result goes to `room` first."""
+
+    def __init__(self, out, room):
+        self.out, self.room = out, room
 
     def land(self):
         """Copy the result to where it belongs."""
-        if len(self.axes) == 1:
-            np.moveaxis(self.out, self.axes[0], -1)[...] = self.target
-        else:
-            self.out[...] = self.target.reshape(self.out.shape)
+        self.out[...] = self.room
         return self.out
 
 
@@ -196,13 +235,13 @@ def deliver(out):
     return out.land() if type(out) is Detour else out
 
 
-def _landing(out, axes, arrays):
-    """The array for a kernel to write to, and what `deliver` makes the caller's `out` of."""
-    target = _rows(out, axes)
+def _landing(out, view, arrays):
+    """The array for a kernel to write to, `view` of something, and what `deliver` makes the caller's `out` of."""
+    target = view(out)
     if out.size == 0 or (getattr(out.flags, "aligned", True) and arrays.may_share_memory(target, out)):
         return target, out
-    target = arrays.empty(target.shape, out.dtype)
-    return target, Detour(out, target, axes)
+    room = arrays.empty(out.shape, out.dtype)
+    return view(room), Detour(out, room)
 
 
 def _rows(x, axes):
@@ -283,6 +322,16 @@ def _parameter(function, name, weight, axis, shape, dtype, arrays):
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
+def _library(x, function, others):
+    """The library of `x`, which must be that of all others."""
+    library = library_of(x)
+    if library is None:
+        raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
+    for name, value in others.items():
+        _check_library(function, name, value, library)
+    return library
+
+
 def _check_library(function, name, value, library):
     if value is None:
         return

@@ -1,6 +1,6 @@
 """The norms."""
 
-from ._arguments import NO_OFFSET, deliver, norm_arguments, small_norm
+from ._arguments import NO_OFFSET, deliver, group_arguments, norm_arguments, small_norm
 
 
 def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=None):
@@ -253,4 +253,88 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
         return y
     backend, x, parameters, eps, target, out = norm_arguments("unit_norm", x, (weight,), eps, axis, NO_OFFSET, out)
     backend.unit_norm(x, parameters, eps, target)
+    return out if out is target else deliver(out)
+
+
+def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=None):
+    """Normalise groups of channels, each over all of space, as `layer_norm` does rows.
+
+    ``y = (x - mean) / sqrt(variance + eps) * weight + bias``: mean and variance are taken over the channels of a group and
+    all axes but that of the batch, weight and bias have one number a channel.
+
+    Parameters
+    ----------
+    x : array_like
+        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
+        or integers; on the GPU not yet of 16 bits. Axis 0 is the batch, unless it is `axis`: then there is no batch.
+    num_groups : int
+        Number of groups, of neighbouring channels. It divides that of channels. As many groups as channels is instance
+        norm; one group is layer norm over channels and space, with a weight for each channel.
+    weight : array_like, optional
+        Factors of shape ``(x.shape[axis],)``, of any of these dtypes, converted once to that of the computation; they
+        never widen the result. None, the default, means a factor of 1.
+    bias : array_like, optional
+        What is added, of the shape and dtypes of a weight. None, the default, means 0.
+    eps : float, default: 1e-5
+        Added to the variance, so it is in units of ``x**2``. At least 0.
+    axis : int, default: 1
+        The axis of channels.
+    out : array, optional
+        Where to write the result: writeable, of the shape of `x` and the dtype of the result. It may be `x` itself, which
+        then is normalised in place without a copy; any other overlap gives what it would if the inputs had been copied
+        first. By default a new array.
+
+    Returns
+    -------
+    array
+        `out` if it was given, else a new array of the shape of `x`. Its dtype is that of `x` in native byte order;
+        integers become ``numpy.result_type(x.dtype, numpy.float32)``.
+
+    Raises
+    ------
+    TypeError
+        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
+        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `weight` or `bias` is none of those
+        above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
+        number, or `num_groups` or `axis` not an integer.
+    ValueError
+        If `num_groups` is below 1 or does not divide the number of channels; if `weight` or `bias` has another shape than
+        ``(channels,)``; if `eps` is negative or NaN; if `out` has another shape or dtype than the result, is read-only, or
+        has a stride of 0 along an axis longer than 1.
+    numpy.exceptions.AxisError
+        If `x` has no axes, or `axis` is not among those it has.
+
+    See Also
+    --------
+    layer_norm : The same for rows, with a weight for each element.
+
+    Notes
+    -----
+    This is GroupNorm [1]_. Numbers are those of `layer_norm`, for rows that consist of a group's elements in the order in
+    which they stand in `x`.
+
+    References
+    ----------
+    .. [1] Yuxin Wu and Kaiming He, "Group Normalization", ECCV 2018, arXiv:1803.08494.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastnorm
+    >>> x = np.array([[[1.0, 3.0], [5.0, 7.0], [2.0, 2.0], [2.0, 2.0]]])  # an image of four channels and two pixels
+    >>> fastnorm.group_norm(x, 2, eps=0.0)
+    array([[[-1.34164079, -0.4472136 ],
+            [ 0.4472136 ,  1.34164079],
+            [ 0.        ,  0.        ],
+            [ 0.        ,  0.        ]]])
+
+    Channels last, a group each:
+
+    >>> fastnorm.group_norm(x.swapaxes(1, 2), 4, eps=0.0, axis=-1)
+    array([[[-1., -1.,  0.,  0.],
+            [ 1.,  1.,  0.,  0.]]])
+    """
+    arguments = group_arguments("group_norm", x, num_groups, (weight, bias), eps, axis, out)
+    backend, x, parameters, eps, target, out = arguments
+    backend.group_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)

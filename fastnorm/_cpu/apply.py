@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from .._vocabulary import magnitude, maximum
+from .._vocabulary import magnitude, maximum, select
 from .memory import get, itemsize, load, load_first, pointer_to, put, shifted, store, store_first, stream
-from .simd import LANES, any_lane, inlined, splat
+from .simd import LANES, any_lane, either, first_lanes, inlined, splat
 from .sources import keep, keep_first, keep_one, moved, read, read_first, read_one, times
 
 
@@ -26,22 +26,66 @@ def parameter(array, room):
     return Parameter(pointer, step)
 
 
-@inlined
-def lanes_of(parameter, j):
+class Channels(NamedTuple):
+    """A weight or bias that is the same for `run` elements, 64 at least, then another: where a row is channels times space."""
+
+    pointer: Any
+    run: Any
+
+
+def _of(each, channels):
+    """A function of a parameter: `channels` for `Channels`."""
+    return either(lambda kind: getattr(kind, "instance_class", None) is Channels, channels, each)
+
+
+def _lanes_of(parameter, j):
     """Those of 64 elements."""
     return load(parameter.pointer, j * parameter.step)
 
 
-@inlined
-def first_of(parameter, j, count):
+def _lanes_of_channels(parameter, j):
+    channel = j // parameter.run
+    left = (channel + 1) * parameter.run - j
+    value = parameter.pointer[channel]
+    if left >= LANES:
+        return splat(value)
+    return select(first_lanes(left), splat(value), parameter.pointer[channel + 1])
+
+
+def _first_of(parameter, j, count):
     """Those of the first `count` of 64 elements."""
     return load_first(parameter.pointer, j * parameter.step, count)
 
 
-@inlined
-def one_of(parameter, j):
+def _first_of_channels(parameter, j, count):
+    channel = j // parameter.run
+    left = (channel + 1) * parameter.run - j
+    following = channel + 1 if left < count else channel
+    return select(first_lanes(left), splat(parameter.pointer[channel]), parameter.pointer[following])
+
+
+def _one_of(parameter, j):
     """That of one element."""
     return get(shifted(parameter.pointer, j * parameter.step * itemsize(parameter.pointer)))
+
+
+def _one_of_channels(parameter, j):
+    return parameter.pointer[j // parameter.run]
+
+
+def _moved(parameter, distance):
+    """A weight or bias further on, by bytes: that of another row."""
+    return Parameter(shifted(parameter.pointer, distance), parameter.step)
+
+
+def _moved_channels(parameter, distance):
+    return Channels(shifted(parameter.pointer, distance), parameter.run)
+
+
+lanes_of = _of(_lanes_of, _lanes_of_channels)
+first_of = _of(_first_of, _first_of_channels)
+one_of = _of(_one_of, _one_of_channels)
+moved_parameter = _of(_moved, _moved_channels)
 
 
 @inlined

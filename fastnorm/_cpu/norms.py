@@ -21,7 +21,7 @@ STREAM = 1 << 25  # bytes moved from which streaming stores pay: nothing written
 LONG = 1 << 17  # elements from which a row may be cut among threads
 ENDLESS = 1 << 24  # elements from which a row is cut in any case, for Ctrl-C's sake
 
-_PLAIN, _STREAMING = np.array([False]), np.array([True])
+PLAIN, STREAMING = np.array([False]), np.array([True])
 
 
 def _normalise(norm, x, parameters, eps, out):
@@ -34,7 +34,7 @@ def _normalise(norm, x, parameters, eps, out):
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
-        by_rows(x, *parameters, eps, _PLAIN, out)
+        by_rows(x, *parameters, eps, PLAIN, out)
     else:
         _normalise_large(norm, x, parameters, eps, out, by_rows)
 
@@ -51,11 +51,11 @@ class SmallPlan(NamedTuple):
 
 def small_plan(norm, dtype, eps):
     """The plan for all small calls of a norm, dtype and eps."""
-    return SmallPlan(*_ready(norm, dtype, eps), _PLAIN, _ones, _zeros if NORMS[norm].biased else None)
+    return SmallPlan(*_ready(norm, dtype, eps), PLAIN, _ones, _zeros if NORMS[norm].biased else None)
 
 
 def _normalise_large(norm, x, parameters, eps, out, by_rows):
-    streaming = _STREAMING if x.nbytes + out.nbytes >= STREAM and not np.may_share_memory(x, out) else _PLAIN
+    streaming = streaming_of(x, out)
     view = planes(x, out)
     if view is None:  # strides beyond description: the ufunc finds its way, on one thread
         by_rows(x, *parameters, eps, streaming, out)
@@ -69,6 +69,11 @@ def _normalise_large(norm, x, parameters, eps, out, by_rows):
         _by_rows(norm, view, parameters, eps, streaming)
 
 
+def streaming_of(x, out):
+    """The flag of kernels that says whether the result goes past the caches."""
+    return STREAMING if x.nbytes + out.nbytes >= STREAM and not np.may_share_memory(x, out) else PLAIN
+
+
 def _by_rows(norm, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
     x, out = view.x, view.out
@@ -76,10 +81,10 @@ def _by_rows(norm, view, parameters, eps, streaming):
     dimension = None
     if len(x) == 1:
         x, out, dimension = x[0], out[0], "r"
-    share(by_rows.over(dimension, x, *parameters, eps, streaming, out), len(x), _step(x))
+    share(by_rows.over(dimension, x, *parameters, eps, streaming, out), len(x), step_of(x))
 
 
-def _step(x):
+def step_of(x):
     """Items of the first axis a task: about eight tasks a thread, within the sizes that make sense."""
     each = x.size // len(x)
     best = min(max(PARALLEL, x.size // (8 * get_num_threads())), TASK)
@@ -89,12 +94,12 @@ def _step(x):
 def _by_pieces(norm, x, parameters, eps, out, streaming):
     """One long row: the statistics of its pieces, then its result."""
     n = len(x)
-    row, shift, piece = _measure_row(norm, x, eps)
+    row, shift, piece = measure_row(norm, x, eps)
     run = kernel("fastnorm._cpu.pieces:apply", norm, x.dtype.name).without_gil
     share(lambda a, b: run(x[a:b], *[p[a:b] for p in parameters], eps, row, shift, streaming, out[a:b]), n, piece)
 
 
-def _measure_row(norm, x, eps):
+def measure_row(norm, x, eps):
     """Statistics of a long row and the shift they are about, as kernels take them; and the length of a piece."""
     dtype = x.dtype.name
     n = len(x)
@@ -141,11 +146,15 @@ layer_norm = functools.partial(_normalise, "layer_norm")
 
 @functools.lru_cache(maxsize=256)
 def _ready(norm, dtype, eps):
-    """The ufunc over rows; eps as kernels take it, with eps as a lifted row sees it: lifted before underflow can take it."""
+    """The ufunc over rows, and eps as kernels take it."""
+    return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both_eps(norm, dtype, eps)
+
+
+def both_eps(norm, dtype, eps):
+    """Eps, and eps as a lifted row sees it: lifted before underflow can take it."""
     computed = COMPUTED[dtype.name]
     with np.errstate(all="ignore"):
-        both = np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[computed])]).astype(computed)
-    return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both
+        return np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[computed])]).astype(computed)
 
 
 def _all_given(parameters, n, dtype):

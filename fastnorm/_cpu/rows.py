@@ -8,7 +8,7 @@ rate, against 0.81 for one pass after the other (16384 x 4096 float32, two cores
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
-from .apply import all_light, apply_each, apply_span, lanes_of, parameter, write
+from .apply import all_light, apply_each, apply_span, lanes_of, moved_parameter, parameter, write
 from .blocks import (
     DEPTH,
     add_lanes,
@@ -67,7 +67,7 @@ def schedule(norm, computed):
         return j, index, top
 
     @inlined
-    def contiguous(source, stride, weight, bias, eps, lifted_eps, out, out_stride, rows, n, streaming):
+    def contiguous(source, stride, weight, bias, parameter_stride, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(nothing, DEPTH)
         # What rows hold back of the line that they share with the next; also of what a sum keeps, if its lines begin alike.
         edge, keep_edge, held = stack_like(out, EDGE), stack_like(memory_of(source), EDGE), 0
@@ -122,6 +122,7 @@ def schedule(norm, computed):
                     held, size = 0, itemsize(out)
                     apply_each(apply_any, source, dense(source), weight, bias, factors, out, size, n, bounds)
                 out = shifted(out, out_stride)
+                weight, bias = moved_parameter(weight, parameter_stride), moved_parameter(bias, parameter_stride)
             while i < rows and index * BLOCK < n:
                 start = index * BLOCK
                 stop = start + BLOCK if start + BLOCK < n else n
@@ -154,20 +155,20 @@ def schedule(norm, computed):
             if wary:
                 fast = fast and all_light(w, n, bounds)
             if fast:
-                contiguous(source, row_stride, w, b, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
+                contiguous(source, row_stride, w, b, 0, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
                 if streaming[0]:
                     fence()
             else:
                 any_rows(source, row_stride, stride, w, b, eps[0], eps[1], op, out.strides[0], out.strides[1], rows, n)
             forget_exceptions()
 
-    return run
+    return run, contiguous
 
 
 def rows(norm, dtype):
     """Kernel: normalise rows of any strides."""
     computed = COMPUTED[dtype]
-    run = schedule(norm, computed)
+    run, _ = schedule(norm, computed)
 
     def plain(x, weight, eps, streaming, out):
         run(pointer_to(x), x.strides[0], x.strides[1], weight, weight, eps, streaming, out)
@@ -187,7 +188,7 @@ def rows(norm, dtype):
 def sum_rows(norm, dtype, residual_dtype):
     """Kernel: normalise the rows of x + residual, and keep these."""
     computed = COMPUTED[dtype]
-    run = schedule(norm, computed)
+    run, _ = schedule(norm, computed)
 
     def plain(x, residual, weight, eps, streaming, kept, out):
         source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))

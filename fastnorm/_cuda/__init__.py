@@ -1,6 +1,6 @@
 """The GPU backend: CuPy arrays, kernels that numba compiles to PTX and CuPy launches."""
 
-from .norms import rms_norm, unit_norm
+from .norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm, unit_norm
 
-__all__ = ["rms_norm", "unit_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm", "unit_norm"]
 DTYPES = ("float32", "float64")

@@ -20,7 +20,7 @@ import cupy
 from .. import _compile
 
 WARP = 32
-HELD = 64  # bytes of a row that a thread holds: four loads of 128 bits under way at once, 55 registers with the weight's
+HELD = 64  # bytes of a row that a thread holds: four loads of 128 bits under way at once; kernels take 48 to 64 registers
 MOST_THREADS = 1024  # of a block, by CUDA
 MOST_BLOCKS = 2**31 - 1  # of a grid, by CUDA
 

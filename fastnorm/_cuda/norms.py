@@ -1,6 +1,7 @@
 """Schedules: how a norm of prepared CuPy arrays becomes a launch. Free of numba, as is a process whose kernels are on disk."""
 
 import functools
+import math
 
 import cupy
 import numpy as np
@@ -12,51 +13,87 @@ from . import launch
 ALIGNMENT = 16  # bytes of a 128-bit load
 
 
-def _normalise(norm, x, weight, eps, out):
-    """Normalise the rows of `x`. What is not rows is copied first (`cupy.ascontiguousarray`); such a result is copied back."""
-    if x.size == 0:
+def _normalise(norm, x, parameters, eps, out):
+    """Normalise the rows of `x`. `parameters`: the weight, and the bias of a norm that has one; None for one not given."""
+    _run("rows", norm, (x,), parameters, eps, (out,))
+
+
+def _add(norm, x, residual, parameters, eps, out, kept):
+    """Keep x + residual, and normalise its rows. `kept` may be x or residual, and so may `out`."""
+    _run("sum_rows", norm, (x, residual), parameters, eps, (out, kept))
+
+
+def group_norm(x, parameters, eps, out):
+    """Normalise each group of channels. Axes of `x`: batch, groups, any before the channels, channels of a group, any after."""
+    _, n_groups, _, channels, inner = x.shape
+    _run("groups", "layer_norm", (x,), parameters, eps, (out,), 3, (n_groups, channels, inner))
+
+
+rms_norm = functools.partial(_normalise, "rms_norm")
+unit_norm = functools.partial(_normalise, "unit_norm")
+layer_norm = functools.partial(_normalise, "layer_norm")
+add_rms_norm = functools.partial(_add, "rms_norm")
+add_layer_norm = functools.partial(_add, "layer_norm")
+
+
+def _run(maker, norm, inputs, parameters, eps, outputs, axes=1, shape=()):
+    """Launch a kernel over rows, which are the last axes of arrays of one shape.
+
+    What is not rows is copied first (`cupy.ascontiguousarray`); such a result is copied back.
+    """
+    if outputs[0].size == 0:
         return
-    source, source_stride = x, row_stride(x)
-    target, target_stride = out, row_stride(out)
-    if source_stride is None:
-        source = cupy.ascontiguousarray(x)
-        source_stride = row_stride(source)
-    if target_stride is None:
-        target = source if source is not x else cupy.empty(out.shape, out.dtype)
-        target_stride = row_stride(target)
-    if weight is not None and not weight.flags.c_contiguous:
-        weight = cupy.ascontiguousarray(weight)
-    _launch(norm, source, source_stride, weight, eps, target, target_stride)
-    if target is not out:
-        cupy.copyto(out, target)
+    sources = [a if row_stride(a, axes) is not None else cupy.ascontiguousarray(a) for a in inputs]
+    copies = [copy for copy, array in zip(sources, inputs, strict=True) if copy is not array]  # to be overwritten
+    targets = [a if row_stride(a, axes) is not None else _room(a, copies) for a in outputs]
+    parameters = [p if p is None or p.flags.c_contiguous else cupy.ascontiguousarray(p) for p in parameters]
+    _launch(maker, norm, sources + targets, parameters, eps, axes, shape)
+    for out, target in zip(outputs, targets, strict=True):
+        if target is not out:
+            cupy.copyto(out, target)
 
 
-def _launch(norm, x, x_stride, weight, eps, out, out_stride):
+def _room(out, copies):
+    """A contiguous array to write to in place of `out`."""
+    return copies.pop() if copies else cupy.empty(out.shape, out.dtype)
+
+
+def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     """A block a row; more rows than a grid can have take several launches."""
-    n, itemsize = x.shape[-1], x.itemsize
+    x = arrays[0]
+    n, itemsize = math.prod(x.shape[-axes:]), x.itemsize
     dtype, eps, lifted_eps = _constants(norm, eps, x.dtype)
-    x_at, out_at, weight_at = x.data.ptr, out.data.ptr, 0 if weight is None else weight.data.ptr
+    at, strides = [a.data.ptr for a in arrays], [row_stride(a, axes) for a in arrays]
+    parameters_at = [0 if p is None else p.data.ptr for p in parameters]
     threads = launch.block_size(n, itemsize)
-    aligned = not (x_at | x_stride | out_at | out_stride | weight_at | n * itemsize) % ALIGNMENT
+    unaligned = n * itemsize
+    for number in at + strides + ([] if shape else parameters_at):  # what channels need is loaded one by one
+        unaligned |= number
     whole = n * itemsize <= threads * launch.HELD
-    run = launch.kernel("fastnorm._cuda.rows:rows", norm, dtype, aligned, whole)
-    weighted = int(weight is not None)
+    run = launch.kernel("fastnorm._cuda.rows:" + maker, norm, dtype, not unaligned % ALIGNMENT, whole)
+    weight_at, bias_at = (*parameters_at, 0)[:2]
     rows = x.size // n
     for first in range(0, rows, launch.MOST_BLOCKS):
+        places = [p for a, stride in zip(at, strides, strict=True) for p in (a + first * stride, stride)]
+        behind = (first, *shape) if shape else ()
         blocks = min(rows - first, launch.MOST_BLOCKS)
-        at, to = x_at + first * x_stride, out_at + first * out_stride
-        run((blocks,), (threads,), (at, x_stride, weight_at, weighted, eps, lifted_eps, to, out_stride, n))
+        run((blocks,), (threads,), (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
 
 
-def row_stride(array):
-    """Bytes from each row to the next, in the order of a C array; None if the rows are not contiguous or not evenly spaced."""
-    shape, strides, itemsize = array.shape, array.strides, array.itemsize
+def row_stride(array, axes=1):
+    """Bytes from each row to the next, in the order of a C array; None if rows are not contiguous or not evenly spaced.
+
+    A row is what the last `axes` take together.
+    """
+    shape, strides, size = array.shape, array.strides, array.itemsize
     if array.flags.c_contiguous:
-        return shape[-1] * itemsize
-    if shape[-1] > 1 and strides[-1] != itemsize:
-        return None
+        return math.prod(shape[-axes:]) * size
+    for length, step in zip(shape[: -axes - 1 : -1], strides[: -axes - 1 : -1], strict=True):
+        if length > 1 and step != size:
+            return None
+        size *= length
     stride, count = None, 1
-    for length, step in zip(shape[-2::-1], strides[-2::-1], strict=True):
+    for length, step in zip(shape[-axes - 1 :: -1], strides[-axes - 1 :: -1], strict=True):
         if length == 1:
             continue
         if stride is None:
@@ -64,7 +101,7 @@ def row_stride(array):
         elif step != count * stride:
             return None
         count *= length
-    return shape[-1] * itemsize if stride is None else stride
+    return size if stride is None else stride
 
 
 @functools.lru_cache(maxsize=256)
@@ -72,7 +109,3 @@ def _constants(norm, eps, dtype):
     """The dtype's name; `eps` as it is, and as a lifted row sees it: lifted before underflow can take it."""
     with np.errstate(all="ignore"):
         return dtype.name, dtype.type(eps), dtype.type(NORMS[norm].lift_eps(np.float64(eps), RANGES[dtype.name]))
-
-
-rms_norm = functools.partial(_normalise, "rms_norm")
-unit_norm = functools.partial(_normalise, "unit_norm")

@@ -1,7 +1,7 @@
 """Kernels that normalise rows, a block of threads a row: rows of memory, sums of two, or groups of channels.
 
-A row that the block can hold is read once and written once; a longer one goes through the registers in tiles, twice. Rows of
-a norm that is centred may have to be summed again: from the registers, or read once more.
+A row that the block can hold is read once and written once; a longer one goes through the registers in tiles, twice. A row
+whose mean was badly guessed is summed again: from the registers, or read once more.
 """
 
 import inspect
@@ -31,7 +31,8 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
     kind = getattr(types, dtype)
     width = LOAD // zero.itemsize
     held = HELD // zero.itemsize
-    part = width if grouped else held // (1 + biased) // (2 - whole)  # of a tile, applied at once: what 64 registers have room for
+    # Elements whose weights are loaded at once: as many as there are registers for, beside a tile, of the 64 a thread has.
+    part = width if grouped else held // (1 + biased) // (2 - whole)
     n_shared = SHARED if centred else WARP
     place, count = layout(dtype)
     load, load_tile, add_tile, store_tile = moves(dtype, aligned)

@@ -16,7 +16,7 @@ GUESSED = 64  # elements whose mean is a row's shift: what the first warp holds 
 TOTAL, SHIFT, SHARED = WARP, 2 * WARP, 2 * WARP + 1  # of a centred norm's shared memory, after the squares; and all of it
 
 
-# -------------------------------------------------------------------------------------- about zero, there is no total
+# -------------------------------------------------------------------- what has no total is about zero, and stays there
 @inlined
 def _power(scale, count, total, squares):
     return _math.Power(scale, count, squares)

@@ -128,7 +128,7 @@ def parameters(norm, dtype, aligned, whole, grouped):
             load(weight, j, stop if is_given(weight) else 0, bounds.one, weights, k)
             if biased:
                 load(bias, j, stop if is_given(bias) else 0, bounds.zero, biases, k)
-        else:
+        else:  # a branch takes fewer registers
             if is_given(weight):
                 load(shifted(weight, start * size), j, stop, bounds.one, weights, k)
             if biased and is_given(bias):
