@@ -140,8 +140,7 @@ def _plain_out(x, weight, out, dtype):
 
 def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     global _cpu
-    parameters = dict(zip(("weight", "bias"), parameters, strict=False))
-    library = _library(x, function, {**parameters, "out": out})
+    library = _library(x, function, {**_named(parameters), "out": out})
     arrays = sys.modules[library]  # numpy or cupy: what is used of them here has the same names in both
     backend = backend_of(library)
     if library == "numpy":
@@ -151,14 +150,9 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     dtype = _result_dtype(x.dtype)
     axes = _axes(function, axis, x, tuples=function != "unit_norm")
     eps = _eps(function, eps)
-    shape = tuple(x.shape[a] for a in axes)
-    given = [_parameter(function, name, p, axis, shape, _computed(dtype), arrays) for name, p in parameters.items()]
-    offset = _number(function, "weight_offset", weight_offset)
-    if given[0] is not None and offset:
-        with np.errstate(all="ignore"):
-            given[0] = given[0] + given[0].dtype.type(offset)
-
-    x, given, out = _result(function, _native(x, dtype), given, out, dtype, arrays)
+    given, offset = _given(function, parameters, axis, axes, x, _computed(dtype), weight_offset, arrays)
+    x = _native(x, dtype)
+    x, given, out = _result(function, x, given, out, x, arrays)
     if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
         _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
     view = functools.partial(_rows, axes=axes)
@@ -166,12 +160,46 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     return backend, view(x), given, eps, target, out
 
 
+def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, out, residual_out):
+    """Arguments of the norm of a sum, prepared: as `norm_arguments`, with residual, target and out for what is kept, too."""
+    outs = {"out": out, "residual_out": residual_out}
+    library = _library(x, function, {"residual": residual, **_named(parameters), **outs})
+    arrays, backend = sys.modules[library], backend_of(library)
+    x = _as_array(function, "x", x, arrays, backend.DTYPES)
+    residual = _as_array(function, "residual", residual, arrays, backend.DTYPES)
+    axes = _axes(function, axis, x, tuples=False)
+    if residual.shape != x.shape:
+        raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
+    eps = _eps(function, eps)
+    inputs = [_native(a, _result_dtype(a.dtype)) for a in (x, residual)]
+    computed = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
+    given, _ = _given(function, parameters, axis, axes, x, computed, weight_offset, arrays)
+    for i, (name, value) in enumerate(outs.items()):
+        inputs[0], given, outs[name] = _result(function, inputs[0], given, value, inputs[i], arrays, name)
+        inputs[1] = _unless_overwritten(inputs[1], outs[name], arrays)
+    if _overlap(*outs.values(), arrays):
+        raise ValueError(f"{function}: residual_out must not overlap out, got arrays that share memory")
+    view = functools.partial(_rows, axes=axes)
+    (target, out), (kept, residual_out) = (_landing(one, view, arrays) for one in outs.values())
+    return backend, *map(view, inputs), given, eps, target, kept, out, residual_out
+
+
+def _overlap(a, b, arrays):
+    """True if two arrays share memory, or if to find out takes too long."""
+    if arrays is not np or not np.may_share_memory(a, b):
+        return arrays.may_share_memory(a, b)
+    try:
+        return np.shares_memory(a, b, max_work=100_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
 def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     """Arguments of a norm of groups, prepared: as `norm_arguments`, but `x` and the target are of five axes.
 
     They are (batch, groups, before, channels, after): the axes of x before the channels and after them are one each.
     """
-    library = _library(x, function, {"weight": parameters[0], "bias": parameters[1], "out": out})
+    library = _library(x, function, {**_named(parameters), "out": out})
     arrays, backend = sys.modules[library], backend_of(library)
     x = _as_array(function, "x", x, arrays, backend.DTYPES)
     dtype = _result_dtype(x.dtype)
@@ -179,9 +207,9 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     channels = x.shape[axis]
     groups = _groups(function, num_groups, channels)
     eps = _eps(function, eps)
-    named = zip(("weight", "bias"), parameters, strict=True)
-    given = [_parameter(function, name, p, axis, (channels,), _computed(dtype), arrays) for name, p in named]
-    x, given, out = _result(function, _native(x, dtype), given, out, dtype, arrays)
+    given, _ = _given(function, parameters, axis, (axis,), x, _computed(dtype), NO_OFFSET, arrays)
+    x = _native(x, dtype)
+    x, given, out = _result(function, x, given, out, x, arrays)
     view = functools.partial(_grouped, axis=axis, groups=groups)
     target, out = _landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
@@ -207,15 +235,18 @@ def _grouped(x, axis, groups):
 
 
 # ------------------------------------------------------------------------------------------------ what to write to
-def _result(function, x, given, out, dtype, arrays):
-    """Where to write: a new array or the caller's `out`, and the inputs, copied where that would overwrite them too early."""
+def _result(function, x, given, out, like, arrays, name="out"):
+    """Where to write: an array of the shape and dtype of `like`, or the caller's; and inputs that it will not overwrite."""
     if out is None:
-        return x, given, arrays.empty_like(x, subok=False) if arrays is np else arrays.empty_like(x)
-    _check_out(function, "out", out, x.shape, dtype)
-    if not _same_memory(x, out) and arrays.may_share_memory(x, out):
-        x = x.copy()
+        return x, given, arrays.empty_like(like, subok=False) if arrays is np else arrays.empty_like(like)
+    _check_out(function, name, out, like.shape, like.dtype)
     given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
-    return x, given, out
+    return _unless_overwritten(x, out, arrays), given, out
+
+
+def _unless_overwritten(x, out, arrays):
+    """`x`, or a copy if writing `out` would change elements of it before they are read."""
+    return x if _same_memory(x, out) or not arrays.may_share_memory(x, out) else x.copy()
 
 
 class Detour:
@@ -306,6 +337,22 @@ def _native(x, dtype):
     if x.dtype != dtype or not getattr(x.flags, "aligned", True):
         return x.astype(dtype)
     return x
+
+
+def _named(parameters):
+    """The caller's weight, and bias if there is one, by name."""
+    return dict(zip(("weight", "bias"), parameters, strict=False))
+
+
+def _given(function, parameters, axis, axes, x, dtype, weight_offset, arrays):
+    """Weight and bias as a backend takes them, and the offset that was added to the weight."""
+    shape = tuple(x.shape[a] for a in axes)
+    given = [_parameter(function, name, p, axis, shape, dtype, arrays) for name, p in _named(parameters).items()]
+    offset = _number(function, "weight_offset", weight_offset)
+    if given[0] is not None and offset:
+        with np.errstate(all="ignore"):
+            given[0] = given[0] + given[0].dtype.type(offset)
+    return given, offset
 
 
 def _parameter(function, name, weight, axis, shape, dtype, arrays):

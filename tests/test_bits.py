@@ -189,6 +189,7 @@ def test_planes_cover_every_element_once():
         x = room.transpose(axes)
         view = planes(x, np.empty_like(x))
         if view is not None:
-            assert sorted(view.x.ravel()) == list(range(x.size))
-            assert view.x.shape == view.out.shape
-            assert view.x.strides[-1] == x.itemsize
+            seen, out = view.arrays
+            assert sorted(seen.ravel()) == list(range(x.size))
+            assert seen.shape == out.shape
+            assert seen.strides[-1] == x.itemsize

@@ -33,7 +33,7 @@ def test_a_launch(device, rng):
     assert one.entry == "fastnorm_rows_rms_norm_float32_True_True"
     assert (one.grid, one.block) == ((24,), (64,))
     eps, lifted_eps = np.float32(1e-5), np.float32(np.inf)
-    assert one.arguments == (x.data.ptr, 4096, weight.data.ptr, 1, eps, lifted_eps, y.data.ptr, 4096, 1024)
+    assert one.arguments == (x.data.ptr, 4096, y.data.ptr, 4096, weight.data.ptr, 0, eps, lifted_eps, 1024)
     assert {type(a) for a in one.arguments} == {int, np.float32}
 
 
@@ -43,8 +43,8 @@ def test_out_and_views(device):
     out = cupy.empty((4, 1024), np.float32)
     assert fastnorm.rms_norm(x, out=out) is out
     (one,) = device.launches
-    assert one.arguments[:4] == (base.data.ptr + 1026 * 4, 4 * 1026 * 4, 0, 0)
-    assert one.arguments[6:] == (out.data.ptr, 4096, 1024)
+    assert one.arguments[:4] == (base.data.ptr + 1026 * 4, 4 * 1026 * 4, out.data.ptr, 4096)
+    assert one.arguments[4:6] == (0, 0)
     assert one.entry.endswith("False_True")  # 1026 floats are no multiple of 16 bytes
 
 

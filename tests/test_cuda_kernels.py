@@ -10,46 +10,69 @@ import pytest
 import fastnorm
 from fastnorm._cuda import launch, norms
 
-VARIANTS = [(dtype, aligned, whole) for dtype in ("float32", "float64") for aligned in (True, False) for whole in (True, False)]
+KERNELS = [
+    ("rows", "rms_norm"),
+    ("rows", "layer_norm"),
+    ("sum_rows", "rms_norm"),
+    ("sum_rows", "layer_norm"),
+    ("groups", "layer_norm"),
+]
+VARIANTS = [
+    pytest.param(*kernel, dtype, aligned, whole, marks=[pytest.mark.slow] if kernel[0] != "rows" and dtype == "float64" else [])
+    for kernel in KERNELS
+    for dtype in ("float32", "float64")
+    for aligned in (True, False)
+    for whole in (True, False)
+]
+each_variant = pytest.mark.parametrize(("maker", "norm", "dtype", "aligned", "whole"), VARIANTS)
 
 
-def program(dtype="float32", aligned=True, whole=True, capability="90"):
-    return launch.program(("fastnorm._cuda.rows:rows", "rms_norm", dtype, aligned, whole), capability).decode()
+def program(maker="rows", norm="rms_norm", dtype="float32", aligned=True, whole=True, capability="90"):
+    return launch.program((f"fastnorm._cuda.rows:{maker}", norm, dtype, aligned, whole), capability).decode()
 
 
 def run(x, weight=None, out=None, **options):
-    """The one launch of a call, and its result."""
+    """The one launch of a call of `rms_norm`, and its result."""
+    return run_norm(norms.rms_norm, [x], [weight], in_place=out is x, **options)
+
+
+def run_norm(norm, inputs, parameters, in_place=False, **options):
+    """The one launch of a norm, and its first result. In place, results take the places of the inputs."""
     with cuda_devices.interpreted(**options) as device:
-        x = device.array(x)
-        weight = None if weight is None else device.array(weight)
-        out = x if out is x else None
-        y = fastnorm.rms_norm(x, weight, out=out)
+        inputs = [device.array(a) for a in inputs]
+        outputs = inputs if in_place else [device.array(np.zeros(a.shape, a.dtype)) for a in inputs]
+        norm(*inputs, [None if p is None else device.array(p) for p in parameters], 1e-6, *outputs)
         (one,) = device.launches
-        return one, device.host(y)
+        return one, device.host(outputs[0])
 
 
 # ------------------------------------------------------------------------------------------------------- resources
-@pytest.mark.parametrize(("dtype", "aligned", "whole"), VARIANTS)
-def test_registers(dtype, aligned, whole):
-    """No spill, no stack. At most 64 registers: more, and a block of 1024 threads would not start.
+@each_variant
+def test_registers(maker, norm, dtype, aligned, whole):
+    """At most 64 registers: more, and a block of 1024 threads would not start. No spill; but a few bytes, once a tile, where
+    long rows of a centred norm are read element by element.
 
     They also leave room for four blocks of 256 threads, which hold rows of 64 KB together.
     """
-    used = ptxrun.resources(program(dtype, aligned, whole))
-    assert used.spill_stores == used.spill_loads == used.stack == 0
+    used = ptxrun.resources(program(maker, norm, dtype, aligned, whole))
+    centred = norm == "layer_norm"
+    assert used.spill_stores == used.spill_loads == used.stack == 0 or (centred and not aligned | whole and used.stack <= 24)
     assert 16 < used.registers <= 64
-    assert used.shared % 1024 == 32 * np.dtype(dtype).itemsize  # some compilers count the device's own KB
+    numbers = 65 if centred else 32
+    assert used.shared % 1024 == numbers * np.dtype(dtype).itemsize  # some compilers count the device's own KB
 
 
-@pytest.mark.parametrize(("dtype", "aligned", "whole"), VARIANTS)
-def test_instructions(dtype, aligned, whole):
-    ptx = program(dtype, aligned, whole)
+@each_variant
+def test_instructions(maker, norm, dtype, aligned, whole):
+    ptx = program(maker, norm, dtype, aligned, whole)
     assert (".f64" in ptx) == (dtype == "float64")
     assert "call" not in ptx
     assert ".local" not in ptx
     assert not re.search(r"\b(div|sqrt|rsqrt|rcp)\.approx|\.ftz", ptx)
-    widths = set(re.findall(r"(?:ld|st)\.global\.(\S+)", ptx))
-    assert widths == {{"float32": "v4.f32", "float64": "v2.f64"}[dtype] if aligned else "f" + dtype[5:]}
+    wide, narrow = {"float32": "v4.f32", "float64": "v2.f64"}[dtype], "f" + dtype[5:]
+    loads, stores = (set(re.findall(rf"{kind}\.global\.(\S+)", ptx)) for kind in ("ld", "st"))
+    assert stores == {wide if aligned else narrow}
+    assert loads == stores | ({narrow} if maker == "groups" else set())  # weights of channels are loaded one by one
 
 
 def test_offsets_of_rows_have_64_bits():
@@ -58,18 +81,22 @@ def test_offsets_of_rows_have_64_bits():
     assert set(re.findall(rf"^\s+(\S+)\s.*{block}[,;]\s*", ptx, re.MULTILINE)) <= {"mov.u32", "cvt.s64.s32"}
 
 
-def test_machine_code():
-    """Four loads of x and four of the weight, 128 bits each; no float64."""
-    text = ptxrun.sass(program())
-    assert len(re.findall(r"LDG\.E\.128", text)) >= 8
+@pytest.mark.parametrize(
+    ("maker", "norm", "loads"), [("rows", "rms_norm", 8), ("rows", "layer_norm", 12), ("sum_rows", "rms_norm", 12)]
+)
+def test_machine_code(maker, norm, loads):
+    """Four loads, 128 bits each, of every array and of weight and bias; no float64."""
+    text = ptxrun.sass(program(maker, norm))
+    assert len(re.findall(r"LDG\.E\.128", text)) >= loads
     assert len(re.findall(r"STG\.E\.128", text)) >= 4
     assert not re.search(r"(LDG|STG)\.E(?!\.128)", text)
     assert not re.search(r"\b(DADD|DMUL|DFMA|LDL|STL|F2F\.F64)", text)
 
 
 @pytest.mark.parametrize("capability", ["80", "120", *(pytest.param(c, marks=pytest.mark.slow) for c in ("75", "89", "100"))])
-def test_other_devices(capability):
-    ptx = program(capability=capability)
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_other_devices(capability, norm):
+    ptx = program(norm=norm, capability=capability)
     assert f".target sm_{capability}" in ptx
     used = ptxrun.resources(ptx, f"sm_{capability}")
     assert used.spill_stores == used.spill_loads == used.stack == 0
@@ -87,7 +114,7 @@ def test_every_byte_once_and_128_bits_at_a_time(rng, n, weighted):
     assert stats.global_loads == {128: (1 + weighted) * x.size // 4}
     assert stats.global_stores == {128: x.size // 4}
     assert stats.buffers["arg0"].bytes_read == x.nbytes
-    assert stats.buffers["arg6"].bytes_written == x.nbytes
+    assert stats.buffers["arg2"].bytes_written == x.nbytes
     assert stats.local_accesses == 0
     assert stats.barriers == len(x)
 
@@ -112,6 +139,79 @@ def test_rescued_rows_are_read_no_more(rng):
     one, _ = run(x)
     assert one.stats.global_loads == {128: x.size // 4}
     assert one.stats.barriers == 3 * len(x)
+
+
+CENTRED = {"usual": 0, "off-centre": 100}
+
+
+def off_centre(rng, n, distance):
+    """Rows whose first elements are `distance` away from the others."""
+    x = rng.standard_normal((2, n)).astype(np.float32)
+    x[:, 64:] += distance
+    return x
+
+
+@pytest.mark.parametrize("n", [128, 1024, 4096, 16384])
+@pytest.mark.parametrize("distance", CENTRED.values(), ids=CENTRED)
+def test_centred_rows_in_registers_are_read_once(rng, n, distance):
+    """A row whose mean was badly guessed is summed again from there."""
+    weight, bias = rng.standard_normal((2, n)).astype(np.float32)
+    for parameters in ((None, None), (weight, None), (None, bias), (weight, bias)):
+        x = off_centre(rng, n, distance)
+        one, _ = run_norm(norms.layer_norm, [x], parameters)
+        given = sum(p is not None for p in parameters)
+        assert one.stats.global_loads == {128: (1 + given) * x.size // 4}
+        assert one.stats.global_stores == {128: x.size // 4}
+        assert one.stats.local_accesses == one.stats.f64 == 0
+        assert one.stats.barriers == (4 if distance else 2) * len(x)
+
+
+@pytest.mark.parametrize(("distance", "times"), [(0, 2), (100, 3)])
+def test_long_centred_rows(rng, distance, times):
+    """Twice, and once more if the mean was badly guessed; what it is guessed from is read once more."""
+    x = off_centre(rng, 20000, distance)
+    one, _ = run_norm(norms.layer_norm, [x], [None, None])
+    assert one.stats.global_loads == {128: times * x.size // 4 + len(x) * 64 // 4}
+    assert one.stats.global_stores == {128: x.size // 4}
+
+
+@pytest.mark.parametrize("norm", [norms.add_rms_norm, norms.add_layer_norm])
+@pytest.mark.parametrize(("n", "times"), [(1024, 2), (20000, 3)])
+def test_sums_are_read_once_and_kept_at_once(rng, norm, n, times):
+    """A long row is read back from where it is kept."""
+    x = rng.standard_normal((2, n)).astype(np.float32)
+    one, _ = run_norm(norm, [x, x], [None, None] if norm is norms.add_layer_norm else [None])
+    again = 2 * len(x) * 64 // 4 if norm is norms.add_layer_norm and n == 20000 else 0  # to guess the mean
+    assert one.stats.global_loads == {128: times * x.size // 4 + again}
+    assert one.stats.global_stores == {128: 2 * x.size // 4}
+    for buffer, loads in (("arg0", 1), ("arg2", 1), ("arg6", times - 2)):
+        assert one.stats.buffers[buffer].bytes_read == loads * x.nbytes + again * 8 * (buffer != "arg6")
+    assert one.stats.buffers["arg4"].bytes_written == one.stats.buffers["arg6"].bytes_written == x.nbytes
+
+
+def test_groups_are_read_once_and_128_bits_at_a_time(rng):
+    x = rng.standard_normal((2, 3, 1, 8, 64)).astype(np.float32)
+    one, _ = run_norm(norms.group_norm, [x], list(rng.standard_normal((2, 24)).astype(np.float32)))
+    assert one.stats.global_loads == {128: x.size // 4, 32: 2 * x.size}
+    assert one.stats.global_stores == {128: x.size // 4}
+    assert one.stats.buffers["arg0"].bytes_read == x.nbytes
+
+
+@pytest.mark.parametrize("n", [33, 1024, 4099, 20000])
+@pytest.mark.parametrize("factor", [1.0, 1e30])
+@pytest.mark.parametrize("distance", CENTRED.values(), ids=CENTRED)
+def test_no_races_of_centred_rows(rng, n, factor, distance):
+    x = off_centre(rng, n, distance) * np.float32(factor)
+    parameters = rng.standard_normal((2, n)).astype(np.float32)
+    run_norm(norms.layer_norm, [x], parameters, check_races="global")
+    run_norm(norms.add_layer_norm, [x, x], parameters, in_place=True, check_races="global")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1, 3, 20), (2, 2, 2, 3, 7), (1, 1, 1, 7, 3001)])
+def test_no_races_of_groups(rng, shape):
+    x = rng.standard_normal(shape).astype(np.float32)
+    parameters = rng.standard_normal((2, shape[1] * shape[3])).astype(np.float32)
+    run_norm(norms.group_norm, [x], parameters, in_place=True, check_races="global")
 
 
 @pytest.mark.parametrize("n", [1, 33, 1024, 4099, 20000])
@@ -142,6 +242,19 @@ def test_more_rows_than_a_grid_may_have(rng, monkeypatch):
         assert (device.host(y) == wanted).all()
 
 
+def test_more_groups_than_a_grid_may_have(rng, monkeypatch):
+    """Each launch goes on with the weights of the next group."""
+    x = rng.standard_normal((3, 3, 1, 2, 20)).astype(np.float32)
+    parameters = rng.standard_normal((2, 6)).astype(np.float32)
+    _, wanted = run_norm(norms.group_norm, [x], parameters)
+    monkeypatch.setattr(launch, "MOST_BLOCKS", 4)
+    with cuda_devices.interpreted() as device:
+        out = device.array(np.zeros_like(x))
+        norms.group_norm(device.array(x), [device.array(p) for p in parameters], 1e-6, out)
+        assert [one.grid for one in device.launches] == [(4,), (4,), (1,)]
+        assert (device.host(out) == wanted).all()
+
+
 @pytest.mark.parametrize(
     ("view", "stride"),
     [
@@ -169,3 +282,27 @@ def test_row_stride(view, stride):
 
 def test_row_stride_of_one_row_for_all():
     assert norms.row_stride(np.broadcast_to(np.zeros(5, np.float32), (6, 4, 5))) == 0
+
+
+@pytest.mark.parametrize(
+    ("view", "stride"),
+    [
+        (np.s_[:], 480),
+        (np.s_[:, ::-1], None),
+        (np.s_[::-1, 0], -1440),
+        (np.s_[:, 1:2], 1440),
+        (np.s_[:, :, :1], 480),
+        (np.s_[:, :, :, :2], None),
+        (np.s_[:, :, :1, :2], 480),
+        (np.s_[:, :, :, ::2, :1], None),
+        (np.s_[:, :, ::-1], None),
+    ],
+)
+def test_row_stride_of_groups(view, stride):
+    x = np.zeros((4, 3, 2, 4, 15), np.float32)[view]
+    assert norms.row_stride(x.reshape(4, 1, *x.shape[1:]) if x.ndim < 5 else x, 3) == stride
+
+
+def test_a_group_of_one_axis_that_matters():
+    channels_last = np.zeros((4, 9, 6), np.float32).transpose(0, 2, 1).reshape(4, 3, 1, 2, 9)
+    assert norms.row_stride(channels_last, 3) is None

@@ -60,7 +60,7 @@ def scattered(norm, dtype):
     @inlined
     def gather(x, place, count, room):
         """Elements `place` to ``place + count`` of a group, as neighbours; returns where they are."""
-        before, channels, after = x.shape
+        _, channels, after = x.shape
         xp = pointer_to(x)
         a, rest = place // (channels * after), place % (channels * after)
         c, b = rest // after, rest % after

@@ -38,50 +38,50 @@ def slab_width(n, n_columns, itemsize):
 
 
 class Planes(NamedTuple):
-    """The same elements as a stack of matrices: one axis of planes, then rows x n, or n x columns."""
+    """The same elements of some arrays as stacks of matrices: one axis of planes, then rows x n, or n x columns."""
 
-    x: np.ndarray
-    out: np.ndarray
+    arrays: list[np.ndarray]
     by_columns: bool
 
 
-def planes(x, out):
-    """View arrays whose last axis is normalised as `Planes`; None if it takes more than one axis to count the planes.
+def planes(*arrays):
+    """View arrays of one shape, whose last axis is normalised, as `Planes`; None if it takes more axes to count the planes.
 
-    As rows where the normalised axis is contiguous in both; as columns where it is not, but another axis is.
+    As rows where the normalised axis is contiguous in all; as columns where it is not, but another axis is.
     """
-    n, itemsize = x.shape[-1], x.itemsize
-    if x.flags.c_contiguous and out.flags.c_contiguous:
-        return Planes(x.reshape(1, -1, n), out.reshape(1, -1, n), False)
-    lead = _merged(x, out)
-    contiguous = n == 1 or x.strides[-1] == out.strides[-1] == itemsize
-    columns = not contiguous and bool(lead) and lead[-1][1:] == (itemsize, itemsize)
-    inner = lead.pop() if lead else (1, 0, 0)
+    n = arrays[0].shape[-1]
+    if all(a.flags.c_contiguous for a in arrays):
+        return Planes([a.reshape(1, -1, n) for a in arrays], False)
+    lead = _merged(arrays)
+    dense = tuple(a.itemsize for a in arrays)
+    contiguous = n == 1 or tuple(a.strides[-1] for a in arrays) == dense
+    columns = not contiguous and bool(lead) and lead[-1][1] == dense
+    nothing = 1, (0,) * len(arrays)
+    inner = lead.pop() if lead else nothing
     if len(lead) > 1:
         return None
-    outer = lead.pop() if lead else (1, 0, 0)
-    return Planes(_stack(x, outer, inner, 1, columns), _stack(out, outer, inner, 2, columns), columns)
+    outer = lead.pop() if lead else nothing
+    return Planes([_stack(a, i, outer, inner, columns) for i, a in enumerate(arrays)], columns)
 
 
-def _merged(x, out):
-    """The axes before the last as (length, stride in x, stride in out), longest strides first, merged where both allow."""
-    axes = [a for a in zip(x.shape[:-1], x.strides, out.strides, strict=False) if a[0] != 1]
-    axes.sort(key=lambda a: (-abs(a[1]), -abs(a[2])))
-    merged: list[tuple[int, int, int]] = []
-    for length, x_stride, out_stride in axes:
-        if merged and merged[-1][1] == length * x_stride and merged[-1][2] == length * out_stride:
+def _merged(arrays):
+    """The axes before the last as (length, strides), longest strides first, merged where all arrays allow."""
+    axes = [(a[0], a[1:]) for a in zip(arrays[0].shape[:-1], *[a.strides for a in arrays], strict=False) if a[0] != 1]
+    axes.sort(key=lambda axis: [-abs(stride) for stride in axis[1]])
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for length, strides in axes:
+        if merged and merged[-1][1] == tuple(length * stride for stride in strides):
             length *= merged.pop()[0]
-        merged.append((length, x_stride, out_stride))
+        merged.append((length, strides))
     return merged
 
 
-def _stack(array, outer, inner, which, columns):
-    length, stride = array.shape[-1], array.strides[-1]
-    matrix = [(length, stride), (inner[0], inner[which])]
+def _stack(array, i, outer, inner, columns):
+    matrix = [(array.shape[-1], array.strides[-1]), (inner[0], inner[1][i])]
     if not columns:
         matrix.reverse()
     shape = (outer[0], *(a[0] for a in matrix))
-    strides = (outer[which], *(a[1] for a in matrix))
+    strides = (outer[1][i], *(a[1] for a in matrix))
     return as_strided(array, shape, strides)
 
 

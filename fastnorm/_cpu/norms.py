@@ -30,7 +30,7 @@ def _normalise(norm, x, parameters, eps, out):
         stored = STORED[x.dtype.name]
         x, out = x.view(stored), out.view(stored)
     by_rows, eps = _ready(norm, x.dtype, eps)
-    parameters = _all_given(parameters, x.shape[-1], eps.dtype)
+    parameters = all_given(parameters, x.shape[-1], eps.dtype)
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
@@ -62,7 +62,7 @@ def _normalise_large(norm, x, parameters, eps, out, by_rows):
     elif view.by_columns:
         _by_columns(norm, view, parameters, eps, streaming)
     elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):
-        for xs, outs in zip(view.x, view.out, strict=True):
+        for xs, outs in zip(*view.arrays, strict=True):
             for row, target in zip(xs, outs, strict=True):
                 _by_pieces(norm, row, parameters, eps, target, streaming)
     else:
@@ -76,7 +76,7 @@ def streaming_of(x, out):
 
 def _by_rows(norm, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
-    x, out = view.x, view.out
+    x, out = view.arrays
     by_rows = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
     dimension = None
     if len(x) == 1:
@@ -121,7 +121,7 @@ def measure_row(norm, x, eps):
 
 def _by_columns(norm, view, parameters, eps, streaming):
     """Tasks are planes, or columns of a plane where there are fewer planes than threads. The kernel cuts them into slabs."""
-    x, out = view.x, view.out
+    x, out = view.arrays
     n_planes, n, n_columns = x.shape
     run = kernel("fastnorm._cpu.columns:columns", norm, x.dtype.name).without_gil
     shape = scratch_rows(n, NORMS[norm].centred), slab_width(n, n_columns, x.itemsize)
@@ -157,7 +157,7 @@ def both_eps(norm, dtype, eps):
         return np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[computed])]).astype(computed)
 
 
-def _all_given(parameters, n, dtype):
+def all_given(parameters, n, dtype):
     """Weight and bias, with the ones and zeros that those mean which were not given."""
     return [absent(n, dtype) if p is None else p for p, absent in zip(parameters, (_ones, _zeros), strict=False)]
 

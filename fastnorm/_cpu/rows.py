@@ -27,7 +27,21 @@ from .edges import EDGE, flush, stream_begin, stream_end, to_line
 from .layout import BLOCK
 from .memory import fence, forget_exceptions, itemsize, pointer_to, shifted, stack_like, stack_of
 from .simd import LANES, inlined
-from .sources import Sum, ask, dense, in_step, is_dense, keep, keep_begin, keep_end, keep_flush, memory_of, moved, read
+from .sources import (
+    Sum,
+    ask,
+    dense,
+    in_step,
+    is_dense,
+    is_lasting,
+    keep,
+    keep_begin,
+    keep_end,
+    keep_flush,
+    memory_of,
+    moved,
+    read,
+)
 
 # Elements: rows this long are asked for so far ahead (0.94 of copy instead of 0.81); rows of 512 lose by it (0.73, not 0.98).
 AHEAD = 4096
@@ -71,7 +85,7 @@ def schedule(norm, computed):
         tree = stack_of(nothing, DEPTH)
         # What rows hold back of the line that they share with the next; also of what a sum keeps, if its lines begin alike.
         edge, keep_edge, held = stack_like(out, EDGE), stack_like(memory_of(source), EDGE), 0
-        shares = streaming and out_stride == n * itemsize(out) and n >= LANES
+        shares = streaming and out_stride == n * itemsize(out) and n >= LANES and is_lasting(source)
         keep_streaming = streaming and in_step(source, stride, out, out_stride)
         following, top, shift = source, 0, guess(source, dense(source), n, bounds)
         for i in range(rows + 1):  # the result of row i - 1 and the tree of row i

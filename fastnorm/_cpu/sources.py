@@ -156,6 +156,15 @@ def _dense_sum(source):
     return Sum(itemsize(source.x), itemsize(source.residual), itemsize(source.kept))
 
 
+def _is_lasting(source):
+    """True if a row can be read once more after its result was written."""
+    return True
+
+
+def _is_lasting_sum(source):
+    return address(source.kept) != address(source.x) and address(source.kept) != address(source.residual)
+
+
 def _in_step(source, stride, out, out_stride):
     """True if what a sum keeps can be streamed along with `out`: in all rows, lines begin at the same elements."""
     return False
@@ -163,7 +172,8 @@ def _in_step(source, stride, out, out_stride):
 
 def _in_step_sum(source, stride, out, out_stride):
     alike = itemsize(source.kept) == itemsize(out) and stride.kept == out_stride
-    return alike and (address(source.kept) - address(out)) % LINE == 0
+    apart = address(source.kept) != address(source.x) and address(source.kept) != address(source.residual)
+    return alike and apart and (address(source.kept) - address(out)) % LINE == 0
 
 
 def _keep_begin(source, values, edge, held, streaming):
@@ -209,6 +219,7 @@ memory_of = _of(_memory_of, _memory_of_sum)
 is_dense = _of(_is_dense, _is_dense_sum)
 gathered = _of(_gathered, _gathered_sum)
 times = _of(_times, _times_sum)
+is_lasting = _of(_is_lasting, _is_lasting_sum)
 in_step = _of(_in_step, _in_step_sum)
 dense = _of(_dense, _dense_sum)
 keep_begin = _of(_keep_begin, _keep_begin_sum)
