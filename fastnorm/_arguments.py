@@ -35,7 +35,7 @@ def small_norm(function, x, weight, bias, eps, axis, weight_offset, out):
         dtype = x.dtype
         plan = _plans.get((function, dtype, eps))
         if plan is not None:
-            ufunc, both_eps, flags, no_weight, no_bias = plan
+            ufunc, both_eps, no_weight, no_bias = plan
             ndim = x.ndim
             if weight is None and ndim:
                 weight = no_weight(x.shape[-1], dtype)
@@ -48,9 +48,9 @@ def small_norm(function, x, weight, bias, eps, axis, weight_offset, out):
                     return None
                 try:
                     if ndim == 1:
-                        ufunc(x[None], weight, both_eps, flags, out[None])
+                        ufunc(x[None], weight, both_eps, out[None])
                     else:
-                        ufunc(x, weight, both_eps, flags, out)
+                        ufunc(x, weight, both_eps, out)
                     return out
                 except ValueError:  # a weight of another length
                     pass
@@ -59,7 +59,7 @@ def small_norm(function, x, weight, bias, eps, axis, weight_offset, out):
 
 def _small_biased(plan, x, weight, bias, out):
     """`small_norm` of a norm that has a bias."""
-    ufunc, both_eps, flags, _, no_bias = plan
+    ufunc, both_eps, _, no_bias = plan
     dtype, ndim = x.dtype, x.ndim
     if bias is None and ndim:
         bias = no_bias(x.shape[-1], dtype)
@@ -74,9 +74,9 @@ def _small_biased(plan, x, weight, bias, out):
         return None
     try:
         if ndim == 1:
-            ufunc(x[None], weight, bias, both_eps, flags, out[None])
+            ufunc(x[None], weight, bias, both_eps, out[None])
         else:
-            ufunc(x, weight, bias, both_eps, flags, out)
+            ufunc(x, weight, bias, both_eps, out)
     except ValueError:  # a weight or bias of another length
         return None
     return out

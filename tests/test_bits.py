@@ -12,7 +12,7 @@ import fastnorm
 from fastnorm import _math
 from fastnorm._compile import kernel
 from fastnorm._cpu import norms as schedules
-from fastnorm._cpu.layout import scratch_rows
+from fastnorm._cpu.layout import FEW, scratch_rows
 
 SIZES = [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4099]
 PLAIN, STREAMING = np.array([False]), np.array([True])
@@ -75,7 +75,7 @@ def test_all_schedules_agree(rng, monkeypatch, norm, n, eps, weights):
     assert_same_bits(by_columns(norm, x, weights, both), wanted)
     assert_same_bits(by_columns(norm, x, weights, both, STREAMING), wanted)
     assert_same_bits(by_rows(norm, np.asfortranarray(x), weights, both), wanted)
-    for piece in (512, 1024):
+    for piece in (512, 1024) if n > FEW else ():
         assert_same_bits(in_pieces(norm, x[:5], weights, both, piece, monkeypatch), wanted[:5])
 
 

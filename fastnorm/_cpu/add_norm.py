@@ -26,12 +26,13 @@ def _add_norm(norm, x, residual, parameters, eps, out, kept):
         return
     eps = both_eps(norm, arrays[0].dtype, eps)
     parameters = all_given(parameters, x.shape[-1], eps.dtype)
-    run = kernel("fastnorm._cpu.rows:sum_rows", norm, *stored)
     x, residual, kept, out = (a[None] if a.ndim == 1 else a for a in arrays)
     if x.size <= SMALL or (x.size < 2 * PARALLEL and all(a.strides[-1] == a.itemsize for a in arrays)):
-        run.ufunc(x, residual, *parameters, eps, PLAIN, kept, out)
+        run = kernel("fastnorm._cpu.small:sum_rows", norm, *stored)
+        run.ufunc(x, residual, *parameters, eps, kept, out)
     else:
         streaming = STREAMING if 4 * out.nbytes >= STREAM and not _shares(out, x, residual) else PLAIN
+        run = kernel("fastnorm._cpu.rows:sum_rows", norm, *stored)
         _by_rows(run, view, parameters, eps, streaming)
 
 

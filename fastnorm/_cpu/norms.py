@@ -34,31 +34,30 @@ def _normalise(norm, x, parameters, eps, out):
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
-        by_rows(x, *parameters, eps, PLAIN, out)
+        by_rows(x, *parameters, eps, out)
     else:
         _normalise_large(norm, x, parameters, eps, out, by_rows)
 
 
 class SmallPlan(NamedTuple):
-    """What a small call needs besides its arrays: ``ufunc(x, weight[, bias], eps, flags, out)``."""
+    """What a small call needs besides its arrays: ``ufunc(x, weight[, bias], eps, out)``."""
 
     ufunc: np.ufunc
     eps: np.ndarray
-    flags: np.ndarray
     no_weight: Callable  # of a length and a dtype: the weight of a call without one
     no_bias: Callable | None  # None: the norm has none
 
 
 def small_plan(norm, dtype, eps):
     """The plan for all small calls of a norm, dtype and eps."""
-    return SmallPlan(*_ready(norm, dtype, eps), PLAIN, _ones, _zeros if NORMS[norm].biased else None)
+    return SmallPlan(*_ready(norm, dtype, eps), _ones, _zeros if NORMS[norm].biased else None)
 
 
 def _normalise_large(norm, x, parameters, eps, out, by_rows):
     streaming = streaming_of(x, out)
     view = planes(x, out)
     if view is None:  # strides beyond description: the ufunc finds its way, on one thread
-        by_rows(x, *parameters, eps, streaming, out)
+        by_rows(x, *parameters, eps, out)
     elif view.by_columns:
         _by_columns(norm, view, parameters, eps, streaming)
     elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):
@@ -147,7 +146,7 @@ layer_norm = functools.partial(_normalise, "layer_norm")
 @functools.lru_cache(maxsize=256)
 def _ready(norm, dtype, eps):
     """The ufunc over rows, and eps as kernels take it."""
-    return kernel("fastnorm._cpu.rows:rows", norm, dtype.name).ufunc, both_eps(norm, dtype, eps)
+    return kernel("fastnorm._cpu.small:rows", norm, dtype.name).ufunc, both_eps(norm, dtype, eps)
 
 
 def both_eps(norm, dtype, eps):
