@@ -54,7 +54,7 @@ def _rows(x):
 def _dense(x, weights, eps, out, by_channel, streaming):
     """Tasks are images, or groups of one image after the other."""
     run = kernel("fastnorm._cpu.groups:dense", NORM, x.dtype.name, by_channel)
-    images, groups, n = x.shape
+    images, groups = x.shape[:2]
     if x.size <= SMALL or x.size < 2 * PARALLEL:
         run.ufunc(x, *weights, eps, PLAIN, out)
     elif images >= 2 * get_num_threads():
@@ -65,14 +65,18 @@ def _dense(x, weights, eps, out, by_channel, streaming):
 
 
 def _scattered(x, weights, eps, out):
-    """Tasks are groups of one image after the other, each gathered element by element."""
-    run = kernel("fastnorm._cpu.groups:scattered", NORM, x.dtype.name)
+    """Tasks are groups of one image after the other, each gathered block by block."""
+    kind = "scattered"
+    if x.shape[4] == 1 and x.strides[3] == out.strides[3] == x.itemsize:
+        kind, x, out = "channels_last", x[..., 0], out[..., 0]
+        weights = [np.ascontiguousarray(w) for w in weights]
+    run = kernel(f"fastnorm._cpu.groups:{kind}", NORM, x.dtype.name)
     if x.size <= SMALL:
         run.ufunc(x, *weights, eps, out)
         return
     for image, target in zip(x, out, strict=True):
-        each = image.size // max(1, len(image))
-        share(run.over(None, image, *weights, eps, target), len(image), max(1, LONG // max(1, each)))
+        each = max(1, image.size // len(image))
+        share(run.over(None, image, *weights, eps, target), len(image), max(1, LONG // each))
 
 
 def _by_pieces(x, weights, eps, out, streaming):

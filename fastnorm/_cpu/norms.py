@@ -108,13 +108,17 @@ def measure_row(norm, x, eps):
     join = kernel("fastnorm._cpu.pieces:join", norm, eps.dtype.name).without_gil
     if NORMS[norm].centred:
         kernel("fastnorm._cpu.pieces:guess", dtype).without_gil(x[:LANES], shift)
-    guess = None
-    while guess != shift[0]:  # once, or twice if the first guess of the mean turns out to be a bad one
-        first, guess = guess is None, shift[0]
+
+    def measure_about(shift):
         share(lambda a, b: measure(x[a:b], shift, eps, statistics[a // piece]), n, piece)
-        join(statistics, shift if first else shift.copy(), row)
-        if guess != guess:  # NaN: there is nothing to find
-            break
+        better = shift.copy()
+        join(statistics, better, row)
+        return better
+
+    better = measure_about(shift)
+    if better[0] != shift[0]:  # the first guess of the mean was a bad one; the second is taken as it is
+        shift = better
+        measure_about(shift)
     return row, shift, piece
 
 
