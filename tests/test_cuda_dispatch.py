@@ -9,6 +9,7 @@ import pytest
 
 import fastnorm
 from fastnorm import _cpu, _cuda
+from fastnorm._cuda import norms
 
 
 @pytest.fixture
@@ -64,6 +65,49 @@ def test_alignment(device, x, weight, aligned):
     assert device.launches[0].entry.endswith(f"{aligned}_True")
 
 
+def test_a_launch_with_a_bias(device):
+    x, weight, bias = (device.array(np.ones(shape, np.float32)) for shape in ((2, 8), 8, 9))
+    y = fastnorm.layer_norm(x, weight, bias[:8], eps=0.5)
+    fastnorm.layer_norm(x, None, bias[1:])
+    one, other = device.launches
+    assert one.entry == "fastnorm_rows_layer_norm_float32_True_True"
+    lifted_eps = np.float32(np.inf)
+    assert one.arguments == (x.data.ptr, 32, y.data.ptr, 32, weight.data.ptr, bias.data.ptr, np.float32(0.5), lifted_eps, 8)
+    assert other.entry.endswith("False_True")  # the bias is not aligned
+    assert other.arguments[4:6] == (0, bias.data.ptr + 4)
+
+
+def test_a_launch_over_sums(device):
+    x, residual, out, kept = (device.array(np.ones((3, 12), np.float32)) for _ in range(4))
+    norms.add_rms_norm(x[:, :8], residual[:, :8], [None], 1e-6, out[:, :8], kept[:, :8])
+    (one,) = device.launches
+    assert one.entry == "fastnorm_sum_rows_rms_norm_float32_True_True"
+    places = [number for a in (x, residual, out, kept) for number in (a.data.ptr, 48)]
+    assert list(one.arguments[:10]) == [*places, 0, 0]
+    assert one.arguments[-1] == 8
+
+
+def test_sums_of_two_dtypes_take_two_passes(device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(norms, "apart", lambda *arguments: calls.append(arguments))
+    x, residual = device.array(np.ones((2, 8), np.float32)), device.array(np.ones((2, 8)))
+    norms.add_rms_norm(x, residual, [None], 1e-6, x, residual)
+    ((arrays, norm, *others),) = calls
+    assert arrays is cupy
+    assert norm.args == ("rms_norm",)
+    assert all(a is b for a, b in zip(others[:2] + others[4:], (x, residual, x, residual), strict=True))
+
+
+def test_a_launch_over_groups(device):
+    x, weight = device.array(np.ones((2, 3, 1, 4, 5), np.float32)), device.array(np.ones(13, np.float32))
+    norms.group_norm(x, [weight[1:], None], 1e-5, x)
+    (one,) = device.launches
+    assert one.entry == "fastnorm_groups_layer_norm_float32_True_True"  # the weight is read one by one in any case
+    assert (one.grid, one.block) == ((6,), (32,))
+    assert one.arguments[:6] == (x.data.ptr, 80, x.data.ptr, 80, weight.data.ptr + 4, 0)
+    assert one.arguments[-5:] == (20, 0, 3, 4, 5)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (3, 0, 4)])
 def test_empty_arrays_launch_nothing(device, shape):
     x = device.array(np.ones(shape, np.float32))
@@ -73,9 +117,17 @@ def test_empty_arrays_launch_nothing(device, shape):
     assert device.launches == []
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 1, 4, 5), (2, 0, 1, 4, 5), (2, 2, 1, 0, 5), (2, 2, 1, 4, 0), (2, 2, 0, 4, 5)])
+def test_empty_groups_launch_nothing(device, shape):
+    x = device.array(np.ones(shape, np.float32))
+    norms.group_norm(x, [None, None], 1e-5, x)
+    norms.add_layer_norm(x, x, [None, None], 1e-5, x, x)
+    assert device.launches == []
+
+
 def test_a_kernel_is_loaded_once(device, monkeypatch):
     loads = []
-    monkeypatch.setattr(_cuda.norms.launch, "load", lambda *arguments: loads.append(arguments) or device.load(*arguments))
+    monkeypatch.setattr(norms.launch, "load", lambda *arguments: loads.append(arguments) or device.load(*arguments))
     x = device.array(np.ones((2, 8), np.float32))
     fastnorm.rms_norm(x)
     fastnorm.rms_norm(x)

@@ -7,6 +7,7 @@ import cupy
 import numpy as np
 
 from .._math import NORMS
+from .._sums import apart
 from .._vocabulary import RANGES
 from . import launch
 
@@ -20,7 +21,10 @@ def _normalise(norm, x, parameters, eps, out):
 
 def _add(norm, x, residual, parameters, eps, out, kept):
     """Keep x + residual, and normalise its rows. `kept` may be x or residual, and so may `out`."""
-    _run("sum_rows", norm, (x, residual), parameters, eps, (out, kept))
+    if x.dtype == residual.dtype:
+        _run("sum_rows", norm, (x, residual), parameters, eps, (out, kept))
+    else:
+        apart(cupy, functools.partial(_normalise, norm), x, residual, parameters, eps, out, kept)
 
 
 def group_norm(x, parameters, eps, out):

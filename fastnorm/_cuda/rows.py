@@ -27,7 +27,7 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
     centred, biased, wary = _math.NORMS[norm].centred, _math.NORMS[norm].biased, _math.NORMS[norm].wary
     settle, apply_common, apply_any = _math.NORMS[norm].settle, _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
     bounds = RANGES[dtype]
-    zero, one = bounds.zero, bounds.one
+    zero = bounds.zero
     kind = getattr(types, dtype)
     width = LOAD // zero.itemsize
     held = HELD // zero.itemsize
