@@ -3,7 +3,8 @@
 from ._config import show_config
 from ._cpu.threads import get_num_threads, set_num_threads
 from .consistency import attention_scale, init_std
-from .norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm, unit_norm
+from .norms import group_norm, layer_norm, rms_norm, unit_norm
+from .residual import add_layer_norm, add_rms_norm
 
 __version__ = "0.1.0.dev0"
 __all__ = [

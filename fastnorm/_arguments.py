@@ -6,20 +6,30 @@ array to write to that overlaps nothing it must not. Nothing after this file val
 
 import functools
 import math
-import numbers
-import operator
 import sys
 
 import numpy as np
 
+from ._checks import (
+    NO_OFFSET,
+    as_array,
+    axes_of,
+    check_out,
+    computed,
+    eps_of,
+    groups_of,
+    library_for,
+    named,
+    native,
+    parameters_of,
+    result_dtype,
+)
 from ._cpu.layout import SMALL
-from ._dispatch import backend_of, describe, library_of
-from ._vocabulary import STORED
+from ._dispatch import backend_of
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
 _LAST = -1  # one object in CPython, so that `is` tells the default; another -1 takes the long way
-NO_OFFSET = 0.0  # the default of every `weight_offset`, told in the same way
 _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
 
@@ -140,18 +150,18 @@ def _plain_out(x, weight, out, dtype):
 
 def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     global _cpu
-    library = _library(x, function, {**_named(parameters), "out": out})
+    library = library_for(x, function, {**named(parameters), "out": out})
     arrays = sys.modules[library]  # numpy or cupy: what is used of them here has the same names in both
     backend = backend_of(library)
     if library == "numpy":
         _cpu = backend
 
-    x = _as_array(function, "x", x, arrays, backend.DTYPES)
-    dtype = _result_dtype(x.dtype)
-    axes = _axes(function, axis, x, tuples=function != "unit_norm")
-    eps = _eps(function, eps)
-    given, offset = _given(function, parameters, axis, axes, x, _computed(dtype), weight_offset, arrays)
-    x = _native(x, dtype)
+    x = as_array(function, "x", x, arrays, backend.DTYPES)
+    dtype = result_dtype(x.dtype)
+    axes = axes_of(function, axis, x, tuples=function != "unit_norm")
+    eps = eps_of(function, eps)
+    given, offset = parameters_of(function, parameters, axis, axes, x, computed(dtype), weight_offset, arrays)
+    x = native(x, dtype)
     x, given, out = _result(function, x, given, out, x, arrays)
     if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
         _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
@@ -163,17 +173,17 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
 def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, out, residual_out):
     """Arguments of the norm of a sum, prepared: as `norm_arguments`, with residual, target and out for what is kept, too."""
     outs = {"out": out, "residual_out": residual_out}
-    library = _library(x, function, {"residual": residual, **_named(parameters), **outs})
+    library = library_for(x, function, {"residual": residual, **named(parameters), **outs})
     arrays, backend = sys.modules[library], backend_of(library)
-    x = _as_array(function, "x", x, arrays, backend.DTYPES)
-    residual = _as_array(function, "residual", residual, arrays, backend.DTYPES)
-    axes = _axes(function, axis, x, tuples=False)
+    x = as_array(function, "x", x, arrays, backend.DTYPES)
+    residual = as_array(function, "residual", residual, arrays, backend.DTYPES)
+    axes = axes_of(function, axis, x, tuples=False)
     if residual.shape != x.shape:
         raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
-    eps = _eps(function, eps)
-    inputs = [_native(a, _result_dtype(a.dtype)) for a in (x, residual)]
+    eps = eps_of(function, eps)
+    inputs = [native(a, result_dtype(a.dtype)) for a in (x, residual)]
     computed = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
-    given, _ = _given(function, parameters, axis, axes, x, computed, weight_offset, arrays)
+    given, _ = parameters_of(function, parameters, axis, axes, x, computed, weight_offset, arrays)
     for i, (name, value) in enumerate(outs.items()):
         inputs[0], given, outs[name] = _result(function, inputs[0], given, value, inputs[i], arrays, name)
         inputs[1] = _unless_overwritten(inputs[1], outs[name], arrays)
@@ -199,32 +209,20 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
 
     They are (batch, groups, before, channels, after): the axes of x before the channels and after them are one each.
     """
-    library = _library(x, function, {**_named(parameters), "out": out})
+    library = library_for(x, function, {**named(parameters), "out": out})
     arrays, backend = sys.modules[library], backend_of(library)
-    x = _as_array(function, "x", x, arrays, backend.DTYPES)
-    dtype = _result_dtype(x.dtype)
-    (axis,) = _axes(function, axis, x, tuples=False)
+    x = as_array(function, "x", x, arrays, backend.DTYPES)
+    dtype = result_dtype(x.dtype)
+    (axis,) = axes_of(function, axis, x, tuples=False)
     channels = x.shape[axis]
-    groups = _groups(function, num_groups, channels)
-    eps = _eps(function, eps)
-    given, _ = _given(function, parameters, axis, (axis,), x, _computed(dtype), NO_OFFSET, arrays)
-    x = _native(x, dtype)
+    groups = groups_of(function, num_groups, channels)
+    eps = eps_of(function, eps)
+    given, _ = parameters_of(function, parameters, axis, (axis,), x, computed(dtype), NO_OFFSET, arrays)
+    x = native(x, dtype)
     x, given, out = _result(function, x, given, out, x, arrays)
     view = functools.partial(_grouped, axis=axis, groups=groups)
     target, out = _landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
-
-
-def _groups(function, num_groups, channels):
-    try:
-        groups = operator.index(num_groups)
-    except TypeError:
-        groups = None
-    if groups is None or isinstance(num_groups, bool):
-        raise TypeError(f"{function}: num_groups must be an integer, got {num_groups!r}")
-    if groups < 1 or channels % groups:
-        raise ValueError(f"{function}: num_groups must be at least 1 and divide the {channels} channels of x, got {groups}")
-    return groups
 
 
 def _grouped(x, axis, groups):
@@ -239,7 +237,7 @@ def _result(function, x, given, out, like, arrays, name="out"):
     """Where to write: an array of the shape and dtype of `like`, or the caller's; and inputs that it will not overwrite."""
     if out is None:
         return x, given, arrays.empty_like(like, subok=False) if arrays is np else arrays.empty_like(like)
-    _check_out(function, name, out, like.shape, like.dtype)
+    check_out(function, name, out, like.shape, like.dtype)
     given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
     return _unless_overwritten(x, out, arrays), given, out
 
@@ -293,146 +291,3 @@ def _same_memory(a, b):
 def _pointer(array):
     interface = getattr(array, "__array_interface__", None)
     return interface["data"][0] if interface else array.data.ptr  # CuPy's own interface asks the device for more
-
-
-# ----------------------------------------------------------------------------------------------------- conversions
-def _as_array(function, name, value, arrays, dtypes):
-    """An array of one of these dtypes or of integers; never a copy of one."""
-    if not hasattr(value, "dtype"):
-        _check_members(function, name, value)
-        try:
-            value = arrays.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{function}: {name} must be an array or a list of numbers: {error}") from None
-    elif not hasattr(value, "flags"):
-        value = arrays.asarray(value)
-    if value.dtype.kind not in "iu" and value.dtype.name not in dtypes:
-        raise TypeError(f"{function}: {name} must have dtype {', '.join(dtypes)} or an integer one, got {value.dtype}")
-    return value
-
-
-def _check_members(function, name, value):
-    """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
-    for member in value if isinstance(value, (list, tuple)) else ():
-        if isinstance(member, (list, tuple)):
-            _check_members(function, name, member)
-        elif library_of(member) is None and not isinstance(member, (str, bytes, complex)) and member is not None:
-            raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
-
-
-def _result_dtype(dtype):
-    """The dtype of the result: that of `x`, native; for integers a floating one that is wide enough for most of them."""
-    if dtype.kind in "iu":
-        return np.result_type(dtype, np.float32)
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def _computed(dtype):
-    """The dtype of the computation, given that of the result."""
-    return _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
-
-
-def _native(x, dtype):
-    """`x` in `dtype`, native and aligned; itself if it is all that."""
-    if x.dtype != dtype or not getattr(x.flags, "aligned", True):
-        return x.astype(dtype)
-    return x
-
-
-def _named(parameters):
-    """The caller's weight, and bias if there is one, by name."""
-    return dict(zip(("weight", "bias"), parameters, strict=False))
-
-
-def _given(function, parameters, axis, axes, x, dtype, weight_offset, arrays):
-    """Weight and bias as a backend takes them, and the offset that was added to the weight."""
-    shape = tuple(x.shape[a] for a in axes)
-    given = [_parameter(function, name, p, axis, shape, dtype, arrays) for name, p in _named(parameters).items()]
-    offset = _number(function, "weight_offset", weight_offset)
-    if given[0] is not None and offset:
-        with np.errstate(all="ignore"):
-            given[0] = given[0] + given[0].dtype.type(offset)
-    return given, offset
-
-
-def _parameter(function, name, weight, axis, shape, dtype, arrays):
-    """A weight or bias, flat and converted to the dtype of the computation; None stays None."""
-    if weight is None:
-        return None
-    weight = _as_array(function, name, weight, arrays, STORED)
-    if weight.shape != shape:
-        raise ValueError(f"{function}: {name} must have shape {shape} to match axis {axis} of x, got {weight.shape}")
-    if weight.dtype != dtype or not getattr(weight.flags, "aligned", True):
-        with np.errstate(all="ignore"):
-            weight = weight.astype(dtype)
-    return weight.reshape(-1)
-
-
-# ---------------------------------------------------------------------------------------------------------- checks
-def _library(x, function, others):
-    """The library of `x`, which must be that of all others."""
-    library = library_of(x)
-    if library is None:
-        raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
-    for name, value in others.items():
-        _check_library(function, name, value, library)
-    return library
-
-
-def _check_library(function, name, value, library):
-    if value is None:
-        return
-    other = library_of(value)
-    if other == library or (other == "numpy" and not hasattr(value, "dtype")):
-        return
-    raise TypeError(
-        f"{function}: {name} must be a {library} array as x is, got {describe(value)}: arrays of different libraries do not mix"
-    )
-
-
-def _axes(function, axis, x, tuples):
-    """The normalised axes, non-negative: one, or where `tuples` are allowed some that end with the last."""
-    if x.ndim == 0:
-        raise np.exceptions.AxisError(f"{function}: x must have an axis to normalise along, got a 0-dimensional array")
-    several = tuples and isinstance(axis, tuple)
-    axes = []
-    for a in axis if several else (axis,):
-        try:
-            index = operator.index(a)
-        except TypeError:
-            kinds = "an integer or a tuple of integers" if tuples else "an integer"
-            raise TypeError(f"{function}: axis must be {kinds}, got {axis!r}") from None
-        if not -x.ndim <= index < x.ndim:
-            raise np.exceptions.AxisError(f"{function}: axis must be within the {x.ndim} axes of x, got {axis!r}")
-        axes.append(index % x.ndim)
-    if (axes != list(range(x.ndim - len(axes), x.ndim)) and several) or not axes:
-        raise ValueError(f"{function}: a tuple as axis must name the last axes of x in order, got {axis!r} of {x.ndim} axes")
-    return tuple(axes)
-
-
-def _eps(function, eps):
-    number = _number(function, "eps", eps)
-    if not number >= 0:
-        raise ValueError(f"{function}: eps must not be negative or NaN, got {eps!r}")
-    return number
-
-
-def _number(function, name, value):
-    kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
-    if kind not in tuple("biuf") or getattr(value, "ndim", 0):
-        raise TypeError(f"{function}: {name} must be a number, got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
-
-
-def _check_out(function, name, out, shape, dtype):
-    if not hasattr(out, "flags"):
-        raise TypeError(f"{function}: {name} must be an array, got {describe(out)}")
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"{function}: {name} must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
-    if not getattr(out.flags, "writeable", True):
-        raise ValueError(f"{function}: {name} must be writeable, got a read-only array")
-    if out.size and any(stride == 0 and n > 1 for stride, n in zip(out.strides, shape, strict=True)):
-        raise ValueError(f"{function}: {name} must have its own memory for each element, got strides {out.strides}")

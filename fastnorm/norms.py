@@ -1,6 +1,6 @@
 """The norms."""
 
-from ._arguments import NO_OFFSET, add_arguments, deliver, group_arguments, norm_arguments, small_norm
+from ._arguments import NO_OFFSET, deliver, group_arguments, norm_arguments, small_norm
 
 
 def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=None):
@@ -50,6 +50,12 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
         read-only, or has a stride of 0 along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
+
+    See Also
+    --------
+    layer_norm : The same about the mean of a row, with a bias.
+    unit_norm : The same divided by ``sqrt(n)``, for rows of n elements and ``eps=0``.
+    add_rms_norm : The same of a sum, which is kept.
 
     Notes
     -----
@@ -147,14 +153,16 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
     See Also
     --------
     rms_norm : The same for rows whose mean is 0, without a bias.
+    group_norm : The same for groups of channels, with a weight for each channel.
+    add_layer_norm : The same of a sum, which is kept.
 
     Notes
     -----
     This is LayerNorm [1]_. Everything is computed in float32, or in float64 for a result of float64; weight and bias are
     applied before the result is rounded, once. An integer `x` is converted first.
 
-    A row far from zero loses nothing: the mean of its first elements is subtracted from each before anything is summed, and
-    the row is summed again if that was a bad guess of its mean. Equal numbers give exactly `bias`, for any finite weight.
+    A row far from zero loses nothing: the mean of its first 64 elements is subtracted from each before anything is summed,
+    and the row is summed again if that was a bad guess of its mean. Equal numbers give exactly `bias`, for any finite weight.
     Range and order of summation are those of `rms_norm`. NaN or an infinity makes its own row NaN and no other.
 
     References
@@ -266,7 +274,8 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     ----------
     x : array_like
         A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Axis 0 is the batch, unless it is `axis`: then there is no batch.
+        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
+        of the call. Axis 0 is the batch, unless it is `axis`: then there is no batch.
     num_groups : int
         Number of groups, of neighbouring channels. It divides that of channels. As many groups as channels is instance
         norm; one group is layer norm over channels and space, with a weight for each channel.
@@ -311,7 +320,8 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     Notes
     -----
     This is GroupNorm [1]_. Numbers are those of `layer_norm`, for rows that consist of a group's elements in the order in
-    which they stand in `x`.
+    which they stand in `x`. Equal numbers in a group give exactly `bias`. Groups of channels that come last are read in short
+    runs of memory, and more slowly.
 
     References
     ----------
@@ -338,164 +348,3 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     backend, x, parameters, eps, target, out = arguments
     backend.group_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)
-
-
-def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET, axis=-1, out=None, residual_out=None):
-    """Add `residual` to `x`, keep the sum, and divide each row of it by its root mean square.
-
-    ``h = x + residual``, then ``y = rms_norm(h, weight, eps=eps, axis=axis, weight_offset=weight_offset)``, in one pass over
-    memory: a step of every transformer with residual connections.
-
-    Parameters
-    ----------
-    x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
-    residual : array_like
-        What is added, of the shape of `x`, of any of these dtypes.
-    weight : array_like, optional
-        Factors along `axis`, of shape ``(x.shape[axis],)``. Of any of these dtypes, converted once to that of the
-        computation; they never widen the result. None, the default, means a factor of 1, whatever `weight_offset` is.
-    eps : float, default: 1e-6
-        Added to the mean of the squares, so it is in units of ``h**2``. At least 0.
-    weight_offset : float, default: 0.0
-        Added to every element of `weight`, in the dtype of the computation. 1.0 is the form that Gemma stores.
-    axis : int, default: -1
-        The axis to normalise along.
-    out : array, optional
-        Where to write `y`: writeable, of the shape of `x` and the dtype of `y`. By default a new array.
-    residual_out : array, optional
-        Where to write `h`: writeable, of the shape of `x` and the dtype of `h`. By default a new array.
-
-        `out` and `residual_out` must not overlap. Each may be `x` or `residual` itself, which then is overwritten without a
-        copy; any other overlap gives what it would if the inputs had been copied first.
-
-    Returns
-    -------
-    y : array
-        `out` if it was given, else a new array. Its dtype is that of `x` in native byte order; integers become
-        ``numpy.result_type(x.dtype, numpy.float32)``.
-    h : array
-        `residual_out` if it was given, else a new array. Its dtype is that of `residual`, in the same way.
-
-    Raises
-    ------
-    TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `residual` or `weight` is none of
-        those above; if one of the other arrays belongs to another library than `x`, or `out` or `residual_out` is not an
-        array; if `eps` or `weight_offset` is not a number, or `axis` not an integer.
-    ValueError
-        If `residual` has another shape than `x`, or `weight` than `axis` asks for; if `eps` is negative or NaN; if `out` or
-        `residual_out` has another shape or dtype than its result, is read-only, or has a stride of 0 along an axis longer
-        than 1; if they overlap.
-    numpy.exceptions.AxisError
-        If `x` has no axes, or `axis` is not among those it has.
-
-    See Also
-    --------
-    rms_norm : The norm alone.
-
-    Notes
-    -----
-    Everything is computed in float32, or in float64 if one of the results is float64. `h` is rounded to its dtype, and `y` is
-    the norm of that rounded `h`: the very bits of ``rms_norm(h)`` where both are of one dtype.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import fastnorm
-    >>> x, residual = np.array([[1.0, 3.0]]), np.array([[2.0, 1.0]])
-    >>> y, h = fastnorm.add_rms_norm(x, residual, eps=0.0)
-    >>> y, h
-    (array([[0.84852814, 1.13137085]]), array([[3., 4.]]))
-
-    Without a new array, as a model's residual stream wants it:
-
-    >>> y, h = fastnorm.add_rms_norm(x, residual, eps=0.0, out=x, residual_out=residual)
-    >>> y is x, h is residual
-    (True, True)
-    """
-    parameters, offset = (weight,), weight_offset
-    arguments = add_arguments("add_rms_norm", x, residual, parameters, eps, axis, offset, out, residual_out)
-    backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments
-    backend.add_rms_norm(x, residual, parameters, eps, target, kept)
-    return deliver(out), deliver(residual_out)
-
-
-def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, residual_out=None):
-    """Add `residual` to `x`, keep the sum, and normalise each row of it as `layer_norm` does.
-
-    ``h = x + residual``, then ``y = layer_norm(h, weight, bias, eps=eps, axis=axis)``, in one pass over memory.
-
-    Parameters
-    ----------
-    x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
-    residual : array_like
-        What is added, of the shape of `x`, of any of these dtypes.
-    weight : array_like, optional
-        Factors along `axis`, of shape ``(x.shape[axis],)``. Of any of these dtypes, converted once to that of the
-        computation; they never widen the result. None, the default, means a factor of 1.
-    bias : array_like, optional
-        What is added along `axis`, of the shape and dtypes of a weight. None, the default, means 0.
-    eps : float, default: 1e-5
-        Added to the variance, so it is in units of ``h**2``. At least 0.
-    axis : int, default: -1
-        The axis to normalise along.
-    out : array, optional
-        Where to write `y`: writeable, of the shape of `x` and the dtype of `y`. By default a new array.
-    residual_out : array, optional
-        Where to write `h`: writeable, of the shape of `x` and the dtype of `h`. By default a new array.
-
-        `out` and `residual_out` must not overlap. Each may be `x` or `residual` itself, which then is overwritten without a
-        copy; any other overlap gives what it would if the inputs had been copied first.
-
-    Returns
-    -------
-    y : array
-        `out` if it was given, else a new array. Its dtype is that of `x` in native byte order; integers become
-        ``numpy.result_type(x.dtype, numpy.float32)``.
-    h : array
-        `residual_out` if it was given, else a new array. Its dtype is that of `residual`, in the same way.
-
-    Raises
-    ------
-    TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `residual`, `weight` or `bias` is
-        none of those above; if one of the other arrays belongs to another library than `x`, or `out` or `residual_out` is
-        not an array; if `eps` is not a number, or `axis` not an integer.
-    ValueError
-        If `residual` has another shape than `x`, or `weight` or `bias` than `axis` asks for; if `eps` is negative or NaN; if
-        `out` or `residual_out` has another shape or dtype than its result, is read-only, or has a stride of 0 along an axis
-        longer than 1; if they overlap.
-    numpy.exceptions.AxisError
-        If `x` has no axes, or `axis` is not among those it has.
-
-    See Also
-    --------
-    layer_norm : The norm alone.
-    add_rms_norm : The same with the other norm.
-
-    Notes
-    -----
-    Everything is computed in float32, or in float64 if one of the results is float64. `h` is rounded to its dtype, and `y` is
-    the norm of that rounded `h`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import fastnorm
-    >>> y, h = fastnorm.add_layer_norm(np.array([[1.0, 3.0]]), np.array([[2.0, 4.0]]), eps=0.0)
-    >>> y, h
-    (array([[-1.,  1.]]), array([[3., 7.]]))
-    """
-    parameters = weight, bias
-    arguments = add_arguments("add_layer_norm", x, residual, parameters, eps, axis, NO_OFFSET, out, residual_out)
-    backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments
-    backend.add_layer_norm(x, residual, parameters, eps, target, kept)
-    return deliver(out), deliver(residual_out)

@@ -1,10 +1,14 @@
 """Wrong calls get a clear error and change nothing; odd but legal ones work."""
 
+import inspect
+
 import numpy as np
 import pytest
-from compare import assert_same_bits
+from calls import call, groups_of, inputs, parameters
+from compare import BIASED, NORMS, assert_same_bits
 
 import fastnorm
+from fastnorm._bench import oracles
 
 X = np.ones((2, 3, 4), np.float32)
 READ_ONLY = np.ones((2, 3, 4), np.float32)
@@ -102,6 +106,269 @@ def test_wrong_calls(error, words, args, kwargs):
     for word in words.replace(", ", ",~").split():
         assert word.replace(",~", ", ").lower() in message.lower()
     assert kept == [a.tobytes() for a in arrays]
+
+
+# The same for every function: what stands for one argument is put in the place of it.
+W, H = np.ones(4, np.float32), np.ones((2, 3, 4), np.float32)
+FOREIGN = [(TypeError, "torch.Tensor", Tensor()), (TypeError, "MaskedArray", masked())]
+WRONG_DTYPES = [(TypeError, np.dtype(kind).name, np.ones((2, 3, 4), kind)) for kind in (bool, complex)]
+WRONG_DTYPES += [(TypeError, "object", np.full((2, 3, 4), None)), (TypeError, "longdouble", np.ones((2, 3, 4), np.longdouble))]
+WRONG_PARAMETERS = [
+    (ValueError, "(4,) (3,)", np.ones(3)),
+    (ValueError, "(4,) (1,)", np.ones(1)),
+    (ValueError, "(4,) (1, 4)", np.ones((1, 4))),
+    (ValueError, "(4,) ()", np.float32(1)),
+    (TypeError, "bool", np.ones(4, bool)),
+    (TypeError, "object", np.full(4, None)),
+    (TypeError, "torch.Tensor", Tensor()),
+    (TypeError, "<U1", ["a"] * 4),
+]
+WRONG_OUTS = [
+    (ValueError, "(2, 3, 4) (2, 3, 5)", np.zeros((2, 3, 5), np.float32)),
+    (ValueError, "(2, 3, 4) (24,)", np.zeros(24, np.float32)),
+    (ValueError, "float32 float64", np.zeros((2, 3, 4))),
+    (ValueError, "float32 float16", np.zeros((2, 3, 4), np.float16)),
+    (ValueError, "float32 >f4", np.zeros((2, 3, 4), ">f4")),
+    (ValueError, "writeable read-only", READ_ONLY),
+    (ValueError, "strides (0, 0, 4)", np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), X.shape, (0, 0, 4))),
+    (TypeError, "array list", [1.0]),
+    (TypeError, "torch.Tensor", Tensor()),
+]
+AXIS_ERROR = np.exceptions.AxisError
+WRONG_BY_ARGUMENT = {
+    "x": [
+        *FOREIGN,
+        *WRONG_DTYPES,
+        (TypeError, "NoneType", None),
+        (TypeError, "list", [[1.0], [1.0, 2.0]]),
+        (AXIS_ERROR, "0-dimensional", np.array(3.0)),
+        (AXIS_ERROR, "0-dimensional", 3.0),
+    ],
+    "residual": [
+        *FOREIGN,
+        *WRONG_DTYPES,
+        (TypeError, "object", None),
+        (ValueError, "(2, 3, 4) (4,)", W),
+        (ValueError, "(2, 3, 4) (1, 3, 4)", H[:1]),
+        (ValueError, "(2, 3, 4) ()", 1.0),
+    ],
+    "weight": WRONG_PARAMETERS,
+    "bias": WRONG_PARAMETERS,
+    "num_groups": [
+        (ValueError, "at least 1 4 got 0", 0),
+        (ValueError, "got -2", -2),
+        (ValueError, "divide 4 got 3", 3),
+        (ValueError, "got 8", 8),
+        (TypeError, "integer 2.0", 2.0),
+        (TypeError, "integer None", None),
+        (TypeError, "integer True", True),
+        (TypeError, "integer '2'", "2"),
+    ],
+    "eps": [
+        (ValueError, "-1e-06", -1e-6),
+        (ValueError, "nan", float("nan")),
+        (ValueError, "float", 10**400),
+        (TypeError, "None", None),
+        (TypeError, "'a'", "a"),
+        (TypeError, "1j", 1j),
+        (TypeError, "array", np.zeros(3)),
+    ],
+    "weight_offset": [(TypeError, "None", None), (TypeError, "'a'", "a"), (TypeError, "0j", 0j), (TypeError, "[0.0]", [0.0])],
+    "axis": [(AXIS_ERROR, "3", 3), (AXIS_ERROR, "-4", -4), (TypeError, "integer 1.5", 1.5), (TypeError, "integer None", None)],
+    "out": WRONG_OUTS,
+    "residual_out": WRONG_OUTS,
+}
+SIGNATURES = {norm: list(inspect.signature(getattr(fastnorm, norm)).parameters) for norm in NORMS}
+
+
+@pytest.mark.parametrize(("norm", "argument"), [(norm, a) for norm in NORMS for a in SIGNATURES[norm]])
+def test_every_argument_of_every_function(norm, argument):
+    """An error names the function, the argument, what it must be and what it was; and nothing has been written."""
+    right = {"x": X, "residual": H, "num_groups": 2, "weight": W, "bias": W, "axis": -1, "out": np.zeros_like(X)}
+    right["residual_out"] = np.zeros_like(X)
+    right = {name: value for name, value in right.items() if name in SIGNATURES[norm]}
+    getattr(fastnorm, norm)(**right)
+    for written in ("out", "residual_out"):
+        if written in right:
+            right[written][...] = 7
+    for error, words, value in WRONG_BY_ARGUMENT[argument]:
+        if getattr(value, "dtype", None) == np.float64 and words == "longdouble":
+            continue  # it is the same here
+        with pytest.raises(error) as caught:
+            getattr(fastnorm, norm)(**right | {argument: value})
+        message = str(caught.value)
+        assert message.startswith(f"{norm}: "), message
+        assert argument in message, message
+        for word in words.replace("longdouble", str(np.dtype(np.longdouble))).replace(", ", ",~").split():
+            assert word.replace(",~", ", ").lower() in message.lower(), message
+    for written in ("out", "residual_out"):
+        assert written not in right or (right[written] == 7).all()
+    assert (X == 1).all()
+
+
+@pytest.mark.parametrize("norm", ["unit_norm", "group_norm", "add_rms_norm", "add_layer_norm"])
+def test_one_axis_only(norm):
+    arrays = [X, X] if norm.startswith("add_") else [X, 1] if norm == "group_norm" else [X]
+    for axis in ((-1,), (1, 2), ()):
+        with pytest.raises(TypeError, match=rf"^{norm}: axis must be an integer, got \("):
+            getattr(fastnorm, norm)(*arrays, axis=axis)
+
+
+@pytest.mark.parametrize("norm", ["add_rms_norm", "add_layer_norm"])
+def test_results_must_not_overlap(rng, norm):
+    function = getattr(fastnorm, norm)
+    for shape in [(6, 8), (300, 500)]:
+        x, residual = inputs(norm, rng, shape)
+        kept = x.copy(), residual.copy()
+        room = np.zeros(2 * x.size, np.float32)
+        a, shifted = room[: x.size].reshape(shape), room[1 : x.size + 1].reshape(shape)
+        overlapping = [
+            (x, x),
+            (residual, residual),
+            (a, a),
+            (a, shifted),
+            (a, a[::-1]),
+            (a, room[x.size - 1 : -1].reshape(shape)),
+        ]
+        for out, residual_out in overlapping:
+            with pytest.raises(ValueError, match=f"^{norm}: residual_out must not overlap out"):
+                function(x, residual, out=out, residual_out=residual_out)
+        assert (x == kept[0]).all()
+        assert (residual == kept[1]).all()
+        assert (room == 0).all()
+
+
+@pytest.mark.parametrize("norm", ["add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("shape", [(6, 8), (250, 300)])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_results_that_overlap_inputs_in_odd_ways(rng, norm, shape, axis):
+    """As if the inputs had been copied first."""
+    function, size = getattr(fastnorm, norm), shape[0] * shape[1]
+    for distance in (-1, 1, 40, shape[1]):
+        for places in [(0, 1, 2, 3), (0, 1, 0, 3), (0, 1, 3, 0), (0, 1, 1, 0), (0, 0, 0, 3), (0, 0, 3, 0)]:
+            room = rng.standard_normal(4 * (size + 1200)).astype(np.float32)
+            starts = [600 + place * (size + 1200) + (distance if i > 1 else 0) for i, place in enumerate(places)]
+            x, residual, out, residual_out = (room[start : start + size].reshape(shape) for start in starts)
+            wanted = function(x.copy(), residual.copy(), axis=axis)
+            y, h = function(x, residual, axis=axis, out=out, residual_out=residual_out)
+            assert y is out
+            assert h is residual_out
+            assert_same_bits(y, wanted[0])
+            assert_same_bits(h, wanted[1])
+
+
+@pytest.mark.parametrize("norm", ["add_rms_norm", "add_layer_norm"])
+def test_x_added_to_itself(rng, norm):
+    function = getattr(fastnorm, norm)
+    for shape in [(6, 8), (300, 500)]:
+        x = inputs(norm, rng, shape)[0]
+        wanted = function(x, x.copy())
+        for arrangement in ({}, {"out": 0}, {"residual_out": 0}):
+            a = x.copy()
+            y, h = function(a, a, **dict.fromkeys(arrangement, a))
+            assert_same_bits(y, wanted[0])
+            assert_same_bits(h, wanted[1])
+        a = x.copy()
+        y, h = function(a, a[::-1], residual_out=a)  # a mirror of itself
+        assert_same_bits(h, x + x[::-1])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(8, 12), (300, 500)])
+def test_weights_that_are_written_over(rng, norm, shape):
+    """A row of `out` as the weight, and another as the bias."""
+    for axis in (1, -1):
+        arrays = inputs(norm, rng, shape)
+        kept = [a.copy() for a in arrays]
+        weights = [arrays[0][2], arrays[0][3]][: 1 + (norm in BIASED)]
+        wanted = call(norm, kept, axis, weights=[p.copy() for p in weights])
+        results = call(norm, arrays, axis, arrays, weights)
+        for y, one in zip(results, wanted, strict=True):
+            assert_same_bits(y, one)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "group_norm", "add_rms_norm", "add_layer_norm"])
+def test_odd_calls_that_are_legal(rng, norm):
+    """Lists, integers, weights of any dtype, outputs of any layout, nothing at all."""
+    shape = (4, 6, 10)
+    arrays, weights = inputs(norm, rng, shape), parameters(norm, 6)
+    wanted = call(norm, arrays, 1, weights=weights)
+    for results in (
+        call(norm, [arrays[0], *[a.tolist() for a in arrays[1:]]], 1, weights=weights)[:1],
+        call(norm, arrays, 1, weights=[p.astype(np.float64) for p in weights]),
+        call(norm, arrays, 1, weights=[p.tolist() for p in weights]),
+        call(norm, arrays, np.int64(-2), weights=weights, eps=np.float32(1e-6 if norm == "add_rms_norm" else 1e-5)),
+    ):
+        np.testing.assert_allclose(results[0], wanted[0], rtol=1e-5, atol=1e-6)
+    for make in (np.asfortranarray, lambda a: np.zeros((8, 12, 20), np.float32)[::2, ::-2, ::2], unaligned):
+        outs = [make(np.empty_like(a)) for a in arrays]
+        results = call(norm, arrays, 1, outs, weights)
+        assert all(y is out for y, out in zip(results, outs, strict=True))
+        for y, one in zip(results, wanted, strict=True):
+            assert_same_bits(y, one)
+    integers = [np.arange(240).reshape(shape).astype(kind) % 50 for kind in (np.int16, np.uint8)][: len(arrays)]
+    results = call(norm, integers, 1)
+    assert all(y.dtype == np.float32 for y in results)
+    np.testing.assert_allclose(results[0], call(norm, [a.astype(np.float32) for a in integers], 1)[0], rtol=1e-6)
+    assert call(norm, [a.astype(np.int32) for a in integers], 1)[0].dtype == np.float64
+    for empty in [(0, 5), (5, 0), (2, 0, 4), (0, 3, 0), (2, 3, 0)]:
+        for axis in range(len(empty)):
+            nothing = [np.zeros(empty, np.float32) for _ in arrays]
+            results = call(norm, nothing, axis, nothing)
+            assert all(y is a for y, a in zip(results, nothing, strict=True))
+            assert all(y.shape == empty for y in call(norm, nothing, axis, weights=[None]))
+
+
+def unaligned(like):
+    return np.ndarray(like.shape, like.dtype, buffer=bytearray(like.nbytes + 1), offset=1)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (4, 6, 10), (2, 4, 3, 70), (3, 4, 1, 1, 2)])
+def test_every_axis_of_groups(rng, shape):
+    """Channels anywhere, with a batch or (on axis 0) without; out of any layout."""
+    x = rng.standard_normal(shape)
+    for axis in range(-len(shape), len(shape)):
+        groups = groups_of(shape[axis])
+        weight, bias = parameters("group_norm", shape[axis], np.float64)
+        wanted = oracles.group_norm(x, groups, weight, bias, axis=axis).astype(float)
+        for odd in (x, np.asfortranarray(x), x[..., ::-1].copy()[..., ::-1], np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1)):
+            y = fastnorm.group_norm(odd, groups, weight, bias, axis=axis)
+            np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-13)
+            out = np.empty_like(odd)
+            assert fastnorm.group_norm(odd, groups, weight, bias, axis=axis, out=out) is out
+            assert_same_bits(out, y)
+            odd = odd.copy("K")
+            assert fastnorm.group_norm(odd, groups, weight, bias, axis=axis, out=odd) is odd
+            assert_same_bits(odd, y)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_trailing_axes_of_layer_norm(rng, count):
+    x = rng.standard_normal((5, 6, 7)).astype(np.float32)
+    axis = tuple(range(-count, 0))
+    weight, bias = rng.standard_normal((2, *x.shape[-count:])).astype(np.float32)
+    wanted = fastnorm.layer_norm(x.reshape(-1, weight.size), weight.ravel(), bias.ravel()).reshape(x.shape)
+    assert_same_bits(fastnorm.layer_norm(x, weight, bias, axis=axis), wanted)
+    with pytest.raises(ValueError, match="layer_norm: bias must have shape"):
+        fastnorm.layer_norm(x, weight, bias.ravel()[1:], axis=axis)
+
+
+def test_a_wrong_bias_after_a_right_one(rng):
+    """The shortcut for small calls must not let through what the long way refuses."""
+    x, right = rng.standard_normal((3, 8)).astype(np.float32), np.ones(8, np.float32)
+    wanted = fastnorm.layer_norm(x, right, right)
+    for bias in (np.ones(7, np.float32), np.ones(1, np.float32), np.ones((3, 8), np.float32)):
+        for weight in (None, right):
+            with pytest.raises(ValueError, match="layer_norm: bias must have shape"):
+                fastnorm.layer_norm(x, weight, bias)
+        with pytest.raises(ValueError, match="layer_norm: weight must have shape"):
+            fastnorm.layer_norm(x, bias, right)
+    with pytest.raises(ValueError, match="layer_norm: out must"):
+        fastnorm.layer_norm(x, right, right, out=np.zeros((3, 7), np.float32))
+    out = x.copy()
+    fastnorm.layer_norm(out, right, out[1], out=out)
+    assert_same_bits(out, fastnorm.layer_norm(x, right, x[1]))
+    assert_same_bits(fastnorm.layer_norm(x, right, right), wanted)
 
 
 def test_matrix_is_refused():

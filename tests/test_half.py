@@ -5,6 +5,7 @@ import os
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import call, parameters
 from numba import njit
 
 import fastnorm
@@ -17,7 +18,8 @@ DTYPES = {"float16": (np.dtype(np.float16), np.int16), "bfloat16": (np.dtype(ml_
 def same(a, b):
     """Equal bits, or both NaN."""
     nan = np.isnan(a.astype(np.float32)) & np.isnan(b.astype(np.float32))
-    return a.shape == b.shape and a.dtype == b.dtype and bool((nan | (a.view(np.uint16) == b.view(np.uint16))).all())
+    bits = f"u{a.itemsize}"
+    return a.shape == b.shape and a.dtype == b.dtype and bool((nan | (a.view(bits) == b.view(bits))).all())
 
 
 def converters():
@@ -70,26 +72,76 @@ def test_conversions(monkeypatch, name, instructions):
     assert same(back.view(dtype), wanted)
 
 
-@pytest.mark.parametrize("norm", [fastnorm.rms_norm, fastnorm.unit_norm])
+def rows(rng, shape, dtype):
+    """Rows near one, large and small."""
+    with np.errstate(all="ignore"):
+        return (rng.standard_normal(shape) * rng.choice([1, 1e4, 1e-6], (*shape[:-1], 1))).astype(np.float32).astype(dtype)
+
+
+def rounded(results, dtypes):
+    """Results of float32, rounded once."""
+    with np.errstate(all="ignore"):
+        return [y.astype(dtype) for y, dtype in zip(results, dtypes, strict=True)]
+
+
+def all_same(results, wanted):
+    return all(same(np.ascontiguousarray(y), one) for y, one in zip(results, wanted, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "unit_norm", "group_norm"])
 @pytest.mark.parametrize("name", DTYPES)
 def test_rounded_once(rng, norm, name):
     """The float32 result, rounded: for every schedule, axis and layout."""
     dtype = DTYPES[name][0]
-    for shape in [(3, 1), (7, 33), (2, 3, 64), (5, 700), (300, 5000), (3, 300_001), (9, 40, 130)]:
-        with np.errstate(all="ignore"):
-            x = (rng.standard_normal(shape) * rng.choice([1, 1e4, 1e-6], (*shape[:-1], 1))).astype(np.float32).astype(dtype)
+    for shape in [(7, 33), (2, 3, 64), (5, 700), (160, 900), (2, 200_001), (9, 40, 130), (3, 12, 5, 9), (1, 1)]:
+        x = rows(rng, shape, dtype)
         for axis in range(-1, len(shape)):
-            weight = rng.standard_normal(shape[axis]).astype(np.float32)
-            with np.errstate(all="ignore"):
-                wanted = norm(x.astype(np.float32), weight, axis=axis).astype(dtype)
-            assert same(norm(x, weight, axis=axis), wanted)
-            assert same(norm(np.asfortranarray(x), weight, axis=axis), wanted)
+            wanted = rounded(call(norm, [x.astype(np.float32)], axis), [dtype])
+            assert all_same(call(norm, [x], axis), wanted)
+            assert all_same(call(norm, [np.asfortranarray(x)], axis), wanted)
             out = np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::-2]
-            assert norm(x[::-1], weight, axis=axis, out=out) is out
-            assert same(np.ascontiguousarray(out), norm(np.ascontiguousarray(x[::-1]), weight, axis=axis))
+            mirrored = [x[::-1]] if norm != "group_norm" else [x]
+            assert call(norm, mirrored, axis, [out])[0] is out
+            assert all_same([out], call(norm, [np.ascontiguousarray(mirrored[0])], axis))
             y = x.copy()
-            assert norm(y, weight, axis=axis, out=y) is y
-            assert same(y, wanted)
+            assert call(norm, [y], axis, [y])[0] is y
+            assert all_same([y], wanted)
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("x_name", [*DTYPES, "float32"])
+@pytest.mark.parametrize("residual_name", [*DTYPES, "float32"])
+def test_sums_are_rounded_before_they_are_normalised(rng, norm, x_name, residual_name):
+    """Sums of any two dtypes: h is what is kept of the sum, y is the float32 norm of that, rounded."""
+    dtypes = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in (x_name, residual_name)]
+    # One layout for each pair, since each pair has kernels of its own, which are to be compiled.
+    for shape, axes in [((7, 33), (-1, 0)), ((5, 700), (-1,)), ((300, 500), (-1, 0))]:
+        arrays = [rows(rng, shape, dtype) for dtype in dtypes]
+        (h,) = rounded([arrays[0].astype(np.float32) + arrays[1].astype(np.float32)], dtypes[1:])
+        for axis in axes:
+            wanted = [*rounded(call(norm, [h.astype(np.float32)], axis), dtypes[:1]), h]
+            assert all_same(call("add_" + norm, arrays, axis), wanted)
+            assert all_same(call("add_" + norm, [np.asfortranarray(a) for a in arrays], axis), wanted)
+            overwritten = [a.copy() for a in arrays]
+            assert all_same(call("add_" + norm, overwritten, axis, overwritten), wanted)
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "float32"])
+def test_sums_with_float64(rng, name):
+    """Computed in float64 if one of the two is."""
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    for shape in [(6, 40), (200, 300)]:
+        x, residual = rows(rng, shape, dtype), rng.standard_normal(shape)
+        for norm in ("rms_norm", "layer_norm"):
+            weights = parameters(norm, shape[-1], np.float64)
+            y, h = call("add_" + norm, [x, residual], weights=weights)
+            assert h.dtype == np.float64
+            assert (h == x.astype(np.float64) + residual).all()
+            assert all_same([y], rounded(call(norm, [h], weights=weights), [dtype]))
+            assert y.dtype == dtype
+            y, h = call("add_" + norm, [residual, x], weights=weights)
+            assert same(h, (x.astype(np.float64) + residual).astype(dtype))
+            np.testing.assert_array_equal(y, call(norm, [h.astype(np.float64)], weights=weights)[0])
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -22,7 +22,9 @@ def test_sizes(rng, d):
     y = fastnorm.rms_norm(x, eps=0.0)
     np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.sqrt(d), rtol=1e-13)
     np.testing.assert_allclose((y**2).mean(-1), 1, rtol=1e-13)
-    np.testing.assert_allclose(np.linalg.norm(fastnorm.unit_norm(x), axis=-1), 1, rtol=1e-13)
+    unit = fastnorm.unit_norm(x)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=-1), 1, rtol=1e-13)
+    np.testing.assert_allclose((unit**2).mean(-1), 1 / d, rtol=1e-13)
 
 
 @pytest.mark.parametrize("d", DIMENSIONS)
@@ -33,10 +35,33 @@ def test_rms_is_a_multiple_of_unit(rng, d, dtype):
     assert ulps(fastnorm.rms_norm(x, weight, eps=0.0), wanted) <= 4
 
 
-def test_rms_norm_is_layer_norm_of_rows_with_mean_zero(rng):
-    x = rng.standard_normal((20, 300))
+def test_layer_norm_in_two_steps(rng):
+    """Less the mean, over the deviation: mean 0 and variance 1 before weight and bias."""
+    x, weight, bias = rng.standard_normal((50, 300)) * 7 + 3, rng.standard_normal(300), rng.standard_normal(300)
+    y = fastnorm.layer_norm(x, eps=0.0)
+    np.testing.assert_allclose(y.mean(-1), 0, atol=1e-14)
+    np.testing.assert_allclose(y.std(-1), 1, rtol=1e-13)
+    np.testing.assert_allclose(fastnorm.layer_norm(x, weight, bias, eps=0.0), y * weight + bias, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(fastnorm.layer_norm(5 * x + 100, eps=0.0), y, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_rms_norm_is_layer_norm_of_rows_with_mean_zero(rng, d):
+    x, weight = rng.standard_normal((20, d)), rng.standard_normal(d)
     x -= x.mean(-1, keepdims=True)
-    np.testing.assert_allclose(fastnorm.rms_norm(x, eps=0.0), oracles.layer_norm(x, eps=0.0).astype(float), atol=1e-13)
+    for eps in (0.0, 1e-5, 0.5):
+        wanted = fastnorm.layer_norm(x, weight, eps=eps)
+        np.testing.assert_allclose(fastnorm.rms_norm(x, weight, eps=eps), wanted, atol=1e-12)
+    x += 0.5  # and of others it is not
+    if d > 2:
+        assert np.abs(fastnorm.rms_norm(x, eps=0.0) - fastnorm.layer_norm(x, eps=0.0)).max() > 0.01
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_layer_norm_is_rms_norm_after_the_mean_is_gone(rng, d):
+    x = rng.standard_normal((20, d)) + 3
+    centred = x - x.mean(-1, keepdims=True)
+    np.testing.assert_allclose(fastnorm.layer_norm(x, eps=0.1), fastnorm.rms_norm(centred, eps=0.1), atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", [fastnorm.rms_norm, fastnorm.unit_norm])
@@ -52,7 +77,13 @@ def test_rotations(rng, norm):
 
 def test_layer_norm_does_not_commute(rng):
     x, angles = rng.standard_normal((50, 64)), rng.uniform(0, 7, 32)
-    assert np.abs(oracles.layer_norm(rotate(x, angles)) - rotate(oracles.layer_norm(x), angles)).max() > 0.01
+    norm = fastnorm.layer_norm
+    assert np.abs(norm(rotate(x, angles)) - rotate(norm(x), angles)).max() > 0.01
+    # It does with rotations that leave the mean alone: here of all directions but that of (1, 1, ... 1).
+    basis, _ = np.linalg.qr(np.c_[np.ones(64), rng.standard_normal((64, 63))])
+    turn, _ = np.linalg.qr(rng.standard_normal((63, 63)))
+    whole = basis @ np.block([[np.ones((1, 1)), np.zeros((1, 63))], [np.zeros((63, 1)), turn]]) @ basis.T
+    np.testing.assert_allclose(norm(x @ whole), norm(x) @ whole, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [16, 64, 256])

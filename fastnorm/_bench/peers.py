@@ -81,7 +81,7 @@ def _raw_ufunc(job):
     from fastnorm._cpu.norms import small_plan
 
     plan = small_plan(job.case.function, job.x.dtype, EPS[job.case.function])
-    run = functools.partial(plan.ufunc, job.x, *job.weights, plan.eps, plan.flags, job.out)
+    run = functools.partial(plan.ufunc, job.x, *job.weights, plan.eps, job.out)
     return Contender(run, lambda _: job.out, ulps=EXACT)
 
 

@@ -1,0 +1,167 @@
+"""One argument at a time: what it must be, what it becomes, and the error if it cannot."""
+
+import numbers
+import operator
+
+import numpy as np
+
+from ._dispatch import describe, library_of
+from ._vocabulary import STORED
+
+NO_OFFSET = 0.0  # the default of every `weight_offset`; one object, so that `is` tells it from a caller's
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+# ----------------------------------------------------------------------------------------------------- conversions
+def as_array(function, name, value, arrays, dtypes):
+    """An array of one of these dtypes or of integers; never a copy of one."""
+    if not hasattr(value, "dtype"):
+        _check_members(function, name, value)
+        try:
+            value = arrays.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{function}: {name} must be an array or a list of numbers: {error}") from None
+    elif not hasattr(value, "flags"):
+        value = arrays.asarray(value)
+    if value.dtype.kind not in "iu" and value.dtype.name not in dtypes:
+        raise TypeError(f"{function}: {name} must have dtype {', '.join(dtypes)} or an integer one, got {value.dtype}")
+    return value
+
+
+def _check_members(function, name, value):
+    """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
+    for member in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(member, (list, tuple)):
+            _check_members(function, name, member)
+        elif library_of(member) is None and not isinstance(member, (str, bytes, complex)) and member is not None:
+            raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
+
+
+def result_dtype(dtype):
+    """The dtype of the result: that of `x`, native; for integers a floating one that is wide enough for most of them."""
+    if dtype.kind in "iu":
+        return np.result_type(dtype, np.float32)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def computed(dtype):
+    """The dtype of the computation, given that of the result."""
+    return _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
+
+
+def native(x, dtype):
+    """`x` in `dtype`, native and aligned; itself if it is all that."""
+    if x.dtype != dtype or not getattr(x.flags, "aligned", True):
+        return x.astype(dtype)
+    return x
+
+
+def named(parameters):
+    """The caller's weight, and bias if there is one, by name."""
+    return dict(zip(("weight", "bias"), parameters, strict=False))
+
+
+def parameters_of(function, parameters, axis, axes, x, dtype, weight_offset, arrays):
+    """Weight and bias as a backend takes them, and the offset that was added to the weight."""
+    shape = tuple(x.shape[a] for a in axes)
+    given = [_parameter(function, name, p, axis, shape, dtype, arrays) for name, p in named(parameters).items()]
+    offset = _number(function, "weight_offset", weight_offset)
+    if given[0] is not None and offset:
+        with np.errstate(all="ignore"):
+            given[0] = given[0] + given[0].dtype.type(offset)
+    return given, offset
+
+
+def _parameter(function, name, weight, axis, shape, dtype, arrays):
+    """A weight or bias, flat and converted to the dtype of the computation; None stays None."""
+    if weight is None:
+        return None
+    weight = as_array(function, name, weight, arrays, STORED)
+    if weight.shape != shape:
+        raise ValueError(f"{function}: {name} must have shape {shape} to match axis {axis} of x, got {weight.shape}")
+    if weight.dtype != dtype or not getattr(weight.flags, "aligned", True):
+        with np.errstate(all="ignore"):
+            weight = weight.astype(dtype)
+    return weight.reshape(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------- checks
+def library_for(x, function, others):
+    """The library of `x`, which must be that of all others."""
+    library = library_of(x)
+    if library is None:
+        raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
+    for name, value in others.items():
+        _check_library(function, name, value, library)
+    return library
+
+
+def _check_library(function, name, value, library):
+    if value is None:
+        return
+    other = library_of(value)
+    if other == library or (other == "numpy" and not hasattr(value, "dtype")):
+        return
+    raise TypeError(
+        f"{function}: {name} must be a {library} array as x is, got {describe(value)}: arrays of different libraries do not mix"
+    )
+
+
+def axes_of(function, axis, x, tuples):
+    """The normalised axes, non-negative: one, or where `tuples` are allowed some that end with the last."""
+    if x.ndim == 0:
+        raise np.exceptions.AxisError(f"{function}: x must have an axis to normalise along, got a 0-dimensional array")
+    several = tuples and isinstance(axis, tuple)
+    axes = []
+    for a in axis if several else (axis,):
+        try:
+            index = operator.index(a)
+        except TypeError:
+            kinds = "an integer or a tuple of integers" if tuples else "an integer"
+            raise TypeError(f"{function}: axis must be {kinds}, got {axis!r}") from None
+        if not -x.ndim <= index < x.ndim:
+            raise np.exceptions.AxisError(f"{function}: axis must be within the {x.ndim} axes of x, got {axis!r}")
+        axes.append(index % x.ndim)
+    if (axes != list(range(x.ndim - len(axes), x.ndim)) and several) or not axes:
+        raise ValueError(f"{function}: a tuple as axis must name the last axes of x in order, got {axis!r} of {x.ndim} axes")
+    return tuple(axes)
+
+
+def groups_of(function, num_groups, channels):
+    try:
+        groups = operator.index(num_groups)
+    except TypeError:
+        groups = None
+    if groups is None or isinstance(num_groups, bool):
+        raise TypeError(f"{function}: num_groups must be an integer, got {num_groups!r}")
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{function}: num_groups must be at least 1 and divide the {channels} channels of x, got {groups}")
+    return groups
+
+
+def eps_of(function, eps):
+    number = _number(function, "eps", eps)
+    if not number >= 0:
+        raise ValueError(f"{function}: eps must not be negative or NaN, got {eps!r}")
+    return number
+
+
+def _number(function, name, value):
+    kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
+    if kind not in tuple("biuf") or getattr(value, "ndim", 0):
+        raise TypeError(f"{function}: {name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
+
+
+def check_out(function, name, out, shape, dtype):
+    if not hasattr(out, "flags"):
+        raise TypeError(f"{function}: {name} must be an array, got {describe(out)}")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"{function}: {name} must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
+    if not getattr(out.flags, "writeable", True):
+        raise ValueError(f"{function}: {name} must be writeable, got a read-only array")
+    if out.size and any(stride == 0 and n > 1 for stride, n in zip(out.strides, shape, strict=True)):
+        raise ValueError(f"{function}: {name} must have its own memory for each element, got strides {out.strides}")
