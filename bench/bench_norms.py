@@ -15,7 +15,7 @@ def bench_norm(benchmark, case, name, job, contender):
     """One call, its result checked before."""
     benchmark.group = f"row {case.row}: {case.title}"
     benchmark.name = name
-    benchmark.extra_info.update(bytes=job.x.nbytes + job.out.nbytes, threads=contender.threads or job.threads)
+    benchmark.extra_info.update(bytes=job.bytes, threads=contender.threads or job.threads)
     settle()
     with busy_core(case.busy), fastnorm.set_num_threads(contender.threads or job.threads):
         benchmark(contender.call)

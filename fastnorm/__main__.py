@@ -19,6 +19,7 @@ def _parser():
     bench.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     bench.add_argument("--plot", metavar="FILE", help="also draw the rates; .png, .svg or .pdf")
     bench.add_argument("--peers", metavar="NAMES", default="all", help="other libraries: all, none, or such as numpy,torch")
+    bench.add_argument("--only", metavar="NAMES", default="", help="functions, such as layer_norm,add_rms_norm (default: all)")
     bench.add_argument("--threads", metavar="N", type=_positive, help="threads, for every library (default: this library's)")
     bench.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)  # tiny arrays, for the tests
     bench.set_defaults(run=_bench)

@@ -92,6 +92,40 @@ def _small_biased(plan, x, weight, bias, out):
     return out
 
 
+def small_add(function, x, residual, weight, bias, eps, axis, weight_offset, out, residual_out):
+    """`small_norm` for the norm of a sum: x and residual alike, each result new, or x or residual, or apart from all else."""
+    plan = _plans.get((function, x.dtype, eps)) if type(x) is type(residual) is _ndarray and type(eps) is float else None
+    if plan is None or axis is not _LAST or weight_offset is not NO_OFFSET:
+        return None
+    ufunc, both_eps, no_weight, no_bias = plan
+    dtype, ndim = x.dtype, x.ndim
+    if residual.dtype is not dtype or residual.shape != x.shape or x.size > SMALL or not ndim:
+        return None
+    n = x.shape[-1]
+    parameters = (no_weight(n, dtype) if weight is None else weight,)
+    if no_bias is not None:
+        parameters += (no_bias(n, dtype) if bias is None else bias,)
+    for parameter in parameters:
+        if type(parameter) is not _ndarray or parameter.shape != (n,) or parameter.dtype is not dtype:
+            return None
+    results = out, residual_out
+    for result in results:
+        if result is not None and not (
+            (result is x or result is residual or (_plain_out(x, residual, result, dtype) and result.flags.c_contiguous))
+            and result.flags.writeable
+            and not any(_may_share(parameter, result) for parameter in parameters)
+        ):
+            return None
+    if _may_share(x, residual) or (out is not None and residual_out is not None and _may_share(out, residual_out)):
+        return None
+    y, h = (_empty_like(x) if result is None else result for result in results)
+    if ndim == 1:
+        ufunc(x[None], residual[None], *parameters, both_eps, h[None], y[None])
+    else:
+        ufunc(x, residual, *parameters, both_eps, h, y)
+    return y, h
+
+
 def norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     """Arguments of a norm, prepared. `parameters` are the caller's weight, and bias where the norm has one.
 
@@ -182,8 +216,10 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
         raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
     eps = eps_of(function, eps)
     inputs = [native(a, result_dtype(a.dtype)) for a in (x, residual)]
-    computed = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
-    given, _ = parameters_of(function, parameters, axis, axes, x, computed, weight_offset, arrays)
+    accumulated = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
+    given, _ = parameters_of(function, parameters, axis, axes, x, accumulated, weight_offset, arrays)
+    if library == "numpy" and inputs[0].dtype == inputs[1].dtype == accumulated and len(_plans) < 256:
+        _plans[function, inputs[0].dtype, eps] = backend.small_plan(function, inputs[0].dtype, eps)
     for i, (name, value) in enumerate(outs.items()):
         inputs[0], given, outs[name] = _result(function, inputs[0], given, value, inputs[i], arrays, name)
         inputs[1] = _unless_overwritten(inputs[1], outs[name], arrays)
@@ -248,7 +284,7 @@ def _unless_overwritten(x, out, arrays):
 
 
 class Detour:
-    """An `out` that no kernel can write to: unaligned, or not to be seen as the rows it holds. The result goes to `room` first."""
+    """An `out` that no kernel can write to: unaligned, or not to be seen as its rows. The result goes to `room` first."""
 
     def __init__(self, out, room):
         self.out, self.room = out, room

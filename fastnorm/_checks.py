@@ -15,6 +15,8 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # ----------------------------------------------------------------------------------------------------- conversions
 def as_array(function, name, value, arrays, dtypes):
     """An array of one of these dtypes or of integers; never a copy of one."""
+    if value is None:
+        raise TypeError(f"{function}: {name} must be an array or a list of numbers, got None")
     if not hasattr(value, "dtype"):
         _check_members(function, name, value)
         try:

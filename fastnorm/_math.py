@@ -7,7 +7,7 @@ element into its result. Schedules (which piece when, on which thread) belong to
 
 from typing import Any, NamedTuple
 
-from ._vocabulary import fma, magnitude, minimum, select, sqrt
+from ._vocabulary import fma, magnitude, maximum, minimum, select, sqrt
 
 
 # ------------------------------------------------------------------------------------------- statistics of a piece
@@ -83,12 +83,15 @@ class Exact(NamedTuple):
     lost: Any
 
 
-def add_exactly(sums, x, shift):
+def add_exactly(sums, x, shift, scale, bounds):
     """One more ``x - shift``: the difference and the sum as rounded, and exactly what both lose by it.
 
     For the mean of a few elements. In a short row a heavy weight may stand beside a small deviation, and light ones beside
     the large deviations whose roundings make up the error of the mean.
     """
+    before = minimum(scale, bounds.one)
+    x = x * before
+    shift = shift * before
     distance = x - shift
     back = x - distance
     total = sums.total + distance
@@ -98,8 +101,8 @@ def add_exactly(sums, x, shift):
 
 
 def with_total(row, sums, bounds):
-    """Statistics with an exact total, unless the row is scaled."""
-    return Moments(row.scale, row.count, select(row.scale == bounds.one, sums.total + sums.lost, row.total), row.squares)
+    """Statistics with an exact total."""
+    return Moments(row.scale, row.count, (sums.total + sums.lost) * maximum(row.scale, bounds.one), row.squares)
 
 
 def is_off_centre(row, bounds):
@@ -205,13 +208,17 @@ def apply_any(x, row, weight, bias, bounds):
     """The result for any element: elsewhere scaled as its squares were, and lifted where a factor nears underflow.
 
     What is not selected may be infinite. What is: ``lifted`` is below 1 where `y` is tiny, and so is its first factor where
-    only `scaled` is.
+    only `scaled` is. Where even ``lifted`` is tiny, a weight that matters is so large that it can come first, dropped.
     """
     scaled = x * row.scale
     y = scaled * row.inverse
-    lifted = x * bounds.lift * row.scale * row.inverse
+    first = x * bounds.lift * row.scale
+    lifted = first * row.inverse
     exact = select(magnitude(scaled) < bounds.small, lifted * bounds.unlift, y)
-    rescued = select(magnitude(y) < bounds.small, lifted * weight * bounds.unlift, exact * weight)
+    tiny = select(
+        magnitude(lifted) < bounds.small, first * (weight * bounds.unlift) * row.inverse, lifted * weight * bounds.unlift
+    )
+    rescued = select(magnitude(y) < bounds.small, tiny, exact * weight)
     return select(row.common & is_light(weight, bounds), apply_common(x, row, weight, bias), rescued)
 
 

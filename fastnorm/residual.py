@@ -1,6 +1,6 @@
 """The norms of a sum, which is kept: what stands between the layers of a transformer."""
 
-from ._arguments import NO_OFFSET, add_arguments, deliver
+from ._arguments import NO_OFFSET, add_arguments, deliver, small_add
 
 
 def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET, axis=-1, out=None, residual_out=None):
@@ -81,6 +81,9 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
     >>> y is x, h is residual
     (True, True)
     """
+    both = small_add("add_rms_norm", x, residual, weight, None, eps, axis, weight_offset, out, residual_out)
+    if both is not None:
+        return both
     parameters, offset = (weight,), weight_offset
     arguments = add_arguments("add_rms_norm", x, residual, parameters, eps, axis, offset, out, residual_out)
     backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments
@@ -158,6 +161,9 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     >>> y, h
     (array([[-1.,  1.]]), array([[3., 7.]]))
     """
+    both = small_add("add_layer_norm", x, residual, weight, bias, eps, axis, NO_OFFSET, out, residual_out)
+    if both is not None:
+        return both
     parameters = weight, bias
     arguments = add_arguments("add_layer_norm", x, residual, parameters, eps, axis, NO_OFFSET, out, residual_out)
     backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments

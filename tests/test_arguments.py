@@ -147,7 +147,7 @@ WRONG_BY_ARGUMENT = {
     "residual": [
         *FOREIGN,
         *WRONG_DTYPES,
-        (TypeError, "object", None),
+        (TypeError, "None", None),
         (ValueError, "(2, 3, 4) (4,)", W),
         (ValueError, "(2, 3, 4) (1, 3, 4)", H[:1]),
         (ValueError, "(2, 3, 4) ()", 1.0),

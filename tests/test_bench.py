@@ -9,7 +9,7 @@ import pytest
 import fastnorm
 from fastnorm.__main__ import main
 from fastnorm._bench import command, measure, oracles, peers, processes, realdata
-from fastnorm._bench.cases import CASES, STARTS, Case, at_least, at_most, cases
+from fastnorm._bench.cases import CASES, STARTS, Case, at_least, at_most, cases, starts
 from fastnorm._bench.peers import Absent, Contender
 from fastnorm._cpu.copy import copy
 
@@ -23,6 +23,7 @@ def job():
 
 
 # -------------------------------------------------------------------------------------------------- the whole command
+@pytest.mark.slow
 def test_the_command_runs_and_writes_json(tmp_path, capsys):
     path = tmp_path / "bench.json"
     assert main(["bench", "--smoke", "--peers", "numpy", "--threads", "1", "--json", str(path)]) == 0
@@ -31,9 +32,9 @@ def test_the_command_runs_and_writes_json(tmp_path, capsys):
     assert out.replace("\u2500", "").isascii()  # the line under the headers, which rich draws where it can
     told = json.loads(path.read_text())
     assert set(told) == {"schema", "machine", "options", "libraries", "cases"}
-    assert told["options"] == {"size": "smoke", "threads": 1, "peers": ["numpy"]}
+    assert told["options"] == {"size": "smoke", "threads": 1, "peers": ["numpy"], "only": []}
     assert told["libraries"]["numpy"] == np.__version__
-    assert len(told["cases"]) == len(cases("smoke")) + len(STARTS)
+    assert len(told["cases"]) == len(cases("smoke")) + len(starts("smoke"))
     for case in told["cases"]:
         check_case(case)
 
@@ -42,7 +43,8 @@ def check_case(case):
     assert {"row", "title", "skipped", "absent", "contenders", "targets"} <= set(case)
     assert case["contenders"]["fastnorm"]["median_seconds"] >= case["contenders"]["fastnorm"]["best_seconds"] > 0
     if "shape" in case:
-        assert case["bytes"] == 2 * 4 * np.prod(case["shape"])
+        itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[case["dtype"]]
+        assert case["bytes"] == (4 if case["function"].startswith("add_") else 2) * itemsize * np.prod(case["shape"])
     for target in case["targets"]:
         assert set(target) == {"against", "relation", "limit", "median", "best", "met"}
         if target["median"] is None:
@@ -79,6 +81,18 @@ def test_without_rich_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["bench", "--smoke"]) == 1
     assert "pip install '.[bench]'" in capsys.readouterr().err
+
+
+def test_some_functions_only(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    functions = ["group_norm", "add_rms_norm"]
+    arguments = ["bench", "--smoke", "--peers", "none", "--only", ", ".join(functions), "--json", str(path)]
+    assert main(arguments) == 0
+    told = json.loads(path.read_text())
+    assert told["options"]["only"] == functions
+    assert {case["function"] for case in told["cases"]} == set(functions)
+    with pytest.raises(SystemExit, match="--only: no case of layernorm; there are rms_norm, "):
+        main(["bench", "--only", "layernorm"])
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "two"])
@@ -130,16 +144,43 @@ def test_a_streaming_copy_keeps_within_its_array(start):
         assert (np.delete(room, slice(start, start + n)) == -1).all()
 
 
-@pytest.mark.parametrize("name", peers.PEERS)
-@pytest.mark.parametrize("function", ["rms_norm", "layer_norm", "unit_norm"])
+CASE_OF = {
+    "group_norm": SMALL._replace(function="group_norm", shape=(3, 8, 5, 4), axis=1, groups=2),
+    **{f: SMALL._replace(function=f) for f in ("rms_norm", "layer_norm", "unit_norm", "add_rms_norm", "add_layer_norm")},
+}
+
+
+@pytest.mark.parametrize("name", [*peers.PEERS, *peers.COPIES])
+@pytest.mark.parametrize("function", CASE_OF)
 def test_peers_are_right_or_absent(name, function):
-    job = measure.prepare(SMALL._replace(function=function), threads=1)
-    try:
-        one = peers.contender(name, job)
-    except Absent as reason:
-        assert name != "numpy"
-        pytest.skip(str(reason))
-    measure.check(name, one, job)
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        job = measure.prepare(CASE_OF[function]._replace(dtype=dtype), threads=1)
+        try:
+            one = peers.contender(name, job)
+        except Absent:
+            assert name not in ("numpy", *peers.COPIES)
+            continue
+        measure.check(name, one, job)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float64", "bfloat16"))]
+)
+@pytest.mark.parametrize("function", CASE_OF)
+def test_a_wrong_number_is_found_in_every_function(function, dtype):
+    """In y, in h, in the last group or row, by little more than is allowed."""
+    job = measure.prepare(CASE_OF[function]._replace(dtype=dtype), threads=1)
+    right = peers.contender("fastnorm", job)
+    results = right.call()
+    results = [y.copy() for y in (results if isinstance(results, tuple) else (results,))]
+    measure.check("right", right._replace(call=lambda: tuple(results)), job)
+    for i, y in enumerate(results):
+        wrong = y.copy()
+        last = wrong.reshape(-1)[-20:]
+        last[np.abs(last).argmax()] *= np.asarray(1 + 40 * np.finfo(y.dtype).eps if y.itemsize > 2 else 1.02).astype(y.dtype)
+        spoilt = tuple(wrong if j == i else one for j, one in enumerate(results))
+        with pytest.raises(measure.WrongResult):
+            measure.check("somebody", right._replace(call=lambda spoilt=spoilt: spoilt), job)
 
 
 # ---------------------------------------------------------------------------------------------------- what is missing
@@ -211,6 +252,31 @@ def test_oracles_are_wider_than_what_they_judge():
         np.testing.assert_allclose(y.astype(np.float64), 0.1 * scale, rtol=1e-15)
     assert oracles.rms_norm(x.astype(np.float16), weight).dtype == np.float64
     assert (oracles.layer_norm(x, None, weight) == weight).all()
+
+
+def test_oracles_of_groups_and_sums():
+    x = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+    y = oracles.group_norm(x, 2, [1, 1, 2, 2], [0, 0, 0, 5], eps=0.0)
+    one = (np.arange(6) - 2.5) / np.sqrt(35 / 12)
+    wanted = np.concatenate([one, one[:3] * 2, one[3:] * 2 + 5]).reshape(4, 3)
+    np.testing.assert_allclose(y, [wanted, wanted])
+    np.testing.assert_allclose(oracles.group_norm(x.swapaxes(1, 2), 4, axis=-1), oracles.group_norm(x, 4).swapaxes(1, 2))
+    np.testing.assert_allclose(oracles.group_norm(x, 2, axis=0), oracles.layer_norm(x, axis=(-2, -1)))
+    np.testing.assert_allclose(oracles.group_norm(x, 1), oracles.layer_norm(x, axis=(-2, -1)))
+    y, h = oracles.add_rms_norm(x, x, np.full(3, 2), weight_offset=1.0)
+    assert h.dtype == np.float32
+    assert (h == x + x).all()
+    np.testing.assert_allclose(y, oracles.rms_norm(x + x, np.full(3, 3)))
+    y, h = oracles.add_layer_norm(x.astype(np.float64), x.astype(np.float16) / 3, [1, 2, 3], [4, 5, 6])
+    assert h.dtype == np.float16
+    assert y.dtype == np.longdouble
+    np.testing.assert_allclose(y.astype(float), oracles.layer_norm(h.astype(np.float64), [1, 2, 3], [4, 5, 6]).astype(float))
+
+
+@pytest.mark.parametrize("value", [1e-45, 0.1, 1 / 3, 3e38])
+def test_oracles_give_the_bias_for_equal_numbers(value):
+    x, bias = np.full((3, 7), value, np.float32), np.arange(7)
+    assert (oracles.layer_norm(x, np.full(7, 3e38), bias, eps=0.0) == bias).all()
 
 
 def test_oracles_know_their_norms():

@@ -83,7 +83,6 @@ def test_all_schedules_agree(rng, monkeypatch, norm, n, eps, weights):
         assert_same_bits(out, wanted)
     assert_same_bits(by_columns(norm, x, weights, both), wanted)
     assert_same_bits(by_columns(norm, x, weights, both, STREAMING), wanted)
-    assert_same_bits(by_rows(norm, np.asfortranarray(x), weights, both), wanted)
     for piece in (512, 1024) if n > FEW else ():
         assert_same_bits(in_pieces(norm, x[:5], weights, both, piece, monkeypatch), wanted[:5])
 
@@ -140,9 +139,9 @@ def test_groups_are_rows(rng, shape):
 
 @pytest.mark.parametrize("shape", [(5, 33), (40, 1100), (200, 300), (3, 70_000)])
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
-@pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float64, np.float64), (np.float16, np.float16)])
-def test_a_sum_is_a_sum_and_its_norm(rng, norm, shape, dtypes):
-    x, residual = (rng.standard_normal(shape).astype(dtype) for dtype in dtypes)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, pytest.param(np.float64, marks=pytest.mark.slow)])
+def test_a_sum_is_a_sum_and_its_norm(rng, norm, shape, dtype):
+    x, residual = rng.standard_normal((2, *shape)).astype(dtype)
     for axis in (0, -1):
         weights = parameters(norm, shape[axis])
         y, h = call("add_" + norm, [x, residual], axis, weights=weights)
@@ -257,7 +256,7 @@ def test_threads_and_alignment_of_groups(rng, threads, shape, axis):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float16, marks=pytest.mark.slow)])
 def test_streaming_does_not_show(rng, monkeypatch, norm, dtype):
     """Of what is streamed, all arrives: the threshold is lowered so that small arrays are."""
     with np.errstate(all="ignore"):

@@ -292,6 +292,7 @@ print(before == numba.njit(total)(x, 8) == total(x, 8), numba.vectorize(lambda a
     assert run(program, FASTNORM_CACHE_DIR=str(tmp_path)).split() == ["True", "4.0"]
 
 
+@pytest.mark.slow
 def test_kernels_of_two_processes_in_a_third(tmp_path):
     """Kernels that were each the first of their process, so that numba named what they hold alike."""
     call = "import numpy as np, fastnorm; x = np.full((2, 16), 3.0); print(fastnorm.{}(x)[0, 0], {})"

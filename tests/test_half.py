@@ -1,5 +1,6 @@
 """16-bit floats: converted in registers, computed in float32, rounded once."""
 
+import itertools
 import os
 
 import ml_dtypes
@@ -88,7 +89,9 @@ def all_same(results, wanted):
     return all(same(np.ascontiguousarray(y), one) for y, one in zip(results, wanted, strict=True))
 
 
-@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "unit_norm", "group_norm"])
+@pytest.mark.parametrize(
+    "norm", ["rms_norm", "unit_norm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("layer_norm", "group_norm"))]
+)
 @pytest.mark.parametrize("name", DTYPES)
 def test_rounded_once(rng, norm, name):
     """The float32 result, rounded: for every schedule, axis and layout."""
@@ -108,13 +111,15 @@ def test_rounded_once(rng, norm, name):
             assert all_same([y], wanted)
 
 
+QUICK = [("float16", "float16"), ("float16", "float32"), ("float32", "bfloat16")]  # each pair has kernels of its own to compile
+OTHERS = [p for p in itertools.product([*DTYPES, "float32"], repeat=2) if p not in QUICK]
+
+
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
-@pytest.mark.parametrize("x_name", [*DTYPES, "float32"])
-@pytest.mark.parametrize("residual_name", [*DTYPES, "float32"])
+@pytest.mark.parametrize(("x_name", "residual_name"), [*QUICK, *(pytest.param(*p, marks=pytest.mark.slow) for p in OTHERS)])
 def test_sums_are_rounded_before_they_are_normalised(rng, norm, x_name, residual_name):
     """Sums of any two dtypes: h is what is kept of the sum, y is the float32 norm of that, rounded."""
     dtypes = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in (x_name, residual_name)]
-    # One layout for each pair, since each pair has kernels of its own, which are to be compiled.
     for shape, axes in [((7, 33), (-1, 0)), ((5, 700), (-1,)), ((300, 500), (-1, 0))]:
         arrays = [rows(rng, shape, dtype) for dtype in dtypes]
         (h,) = rounded([arrays[0].astype(np.float32) + arrays[1].astype(np.float32)], dtypes[1:])

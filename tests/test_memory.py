@@ -59,7 +59,7 @@ def eps_of(eps, dtype):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scale", [1, 1e-30])
 @pytest.mark.parametrize("norm", NORMS)
 def test_rows(rng, guarded, at_end, dtype, scale, norm):
@@ -73,12 +73,11 @@ def test_rows(rng, guarded, at_end, dtype, scale, norm):
             out = guarded.array(np.zeros_like(values), at_end)
             run(x, *[weight] * parameters, eps, flags, out)
             run(x, *[np.broadcast_to(guarded.array(values[0, :1], at_end), n)] * parameters, eps, flags, out)
-            run(x[:, ::-1], *[weight[::-1]] * parameters, eps, flags, out[:, ::-1])
         guarded.close()
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scale", [1, 1e-30])
 @pytest.mark.parametrize("norm", NORMS)
 def test_columns(rng, guarded, at_end, dtype, scale, norm):
@@ -97,7 +96,7 @@ def test_columns(rng, guarded, at_end, dtype, scale, norm):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_pieces(rng, guarded, at_end, dtype, norm):
     name = np.dtype(dtype).name
@@ -122,7 +121,7 @@ def test_pieces(rng, guarded, at_end, dtype, norm):
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("stored", [np.int16, np.uint16])
 def test_halves(rng, guarded, at_end, stored):
-    """float16 and bfloat16, as they travel: along both axes, streamed and not, in registers and element by element."""
+    """float16 and bfloat16, as they travel: along both axes, streamed and not."""
     name = np.dtype(stored).name
     by_rows = kernel("fastnorm._cpu.rows:rows", "rms_norm", name).ufunc
     by_columns = kernel("fastnorm._cpu.columns:columns", "rms_norm", name).ufunc
@@ -135,19 +134,19 @@ def test_halves(rng, guarded, at_end, stored):
         for flags in (PLAIN, STREAMING):
             out = guarded.array(np.zeros_like(values), at_end)
             by_rows(x, weight, eps, flags, out)
-            by_rows(x[:, ::-1], weight[::-1], eps, flags, out[:, ::-1])
             by_columns(x, few, eps, scratch, flags, out)
         guarded.close()
 
 
-PAIRS = [("float32", "float32"), ("float64", "float64"), ("int16", "float32"), ("float32", "uint16"), ("int16", "int16")]
+PAIRS = [("float32", "float32"), ("int16", "float32"), ("float32", "uint16"), ("int16", "int16")]
+PAIRS += [pytest.param("float64", "float64", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize(("stored", "residual_stored"), PAIRS)
 @pytest.mark.parametrize("norm", NORMS)
 def test_rows_of_sums(rng, guarded, at_end, stored, residual_stored, norm):
-    """Of the two results one is over an input, or both are new; streamed and not; dense and not."""
+    """Of the two results one is over an input, or both are new; streamed and not."""
     run = kernel("fastnorm._cpu.rows:sum_rows", norm, stored, residual_stored).ufunc
     computed = np.float64 if stored == "float64" else np.float32
     eps = eps_of(0.0, stored)
@@ -160,7 +159,6 @@ def test_rows_of_sums(rng, guarded, at_end, stored, residual_stored, norm):
             out = arrays[0] if over == 2 else guarded.array(np.zeros_like(x), at_end)
             for flags in (PLAIN,) if over else (PLAIN, STREAMING):
                 run(*arrays, *[weight] * NORMS[norm], eps, flags, kept, out)
-                run(*[a[:, ::-1] for a in arrays], *[weight[::-1]] * NORMS[norm], eps, flags, kept[:, ::-1], out[:, ::-1])
         guarded.close()
 
 
@@ -191,7 +189,9 @@ def numbers(rng, shape, stored):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("stored", ["float32", "float64", "int16", "uint16"])
+@pytest.mark.parametrize(
+    "stored", ["float32", *(pytest.param(s, marks=pytest.mark.slow) for s in ("float64", "int16", "uint16"))]
+)
 @pytest.mark.parametrize("by_channel", [True, False])
 def test_dense_groups(rng, guarded, at_end, stored, by_channel):
     run = kernel("fastnorm._cpu.groups:dense", "layer_norm", stored, by_channel).ufunc

@@ -24,6 +24,7 @@ class Case(NamedTuple):
     targets: tuple[Target, ...]
     dtype: str = "float32"
     axis: int = -1
+    groups: int = 0  # of channels, for `group_norm`
     out: bool = True  # with `out=`, without page faults; False: a new result each time
     peers: bool = True  # other libraries, too
     busy: bool = False  # while another process keeps one core busy
@@ -34,6 +35,7 @@ class Case(NamedTuple):
     def title(self):
         """The work in words: ``rms_norm 16384x4096``."""
         notes = [self.dtype if self.dtype != "float32" else "", f"axis {self.axis}" if self.axis != -1 else ""]
+        notes += [f"{self.groups} groups" if self.groups else ""]
         notes += ["" if self.out else "new", "core busy" if self.busy else "", "MiniLM" if self.data else ""]
         notes += ["threads" if not self.busy and any(target.against == "1 thread" for target in self.targets) else ""]
         return " ".join([self.function, "x".join(map(str, self.shape)), *filter(None, notes)])
@@ -60,7 +62,12 @@ def at_most(against, limit):
 
 
 _LARGE = (at_least("copy", 0.95), at_least("onnxruntime", 1.5), at_least("torch layer_norm", 4), at_least("numpy", 12))
+_HALF = (at_least("copy", 0.90), *[at_least(peer, 4) for peer in ("onnxruntime", "torch layer_norm", "numpy")])
+_BYTES = (at_least("copy", 0.90),)
+# A slab of columns does not fit the second cache, so x is read twice: 0.67 of copy is the limit.
+_TWICE, _ONCE = (at_least("copy", 0.58),), (at_least("copy", 0.75),)
 _CACHED = (at_least("onnxruntime", 1.3),)
+_ONE_ROW = (at_most("raw ufunc", 2.0), at_most("onnxruntime", 0.6))
 _IMPORT = "import numpy, time; start = time.perf_counter(); import fastnorm; print(time.perf_counter() - start)"
 
 
@@ -71,18 +78,42 @@ def _first_call(function, dtype):
     )
 
 
+def _large(row, function, targets, dtype="float32", rows=8192):
+    """A matrix that no cache holds."""
+    return Case(row, function, (rows, 4096), targets, dtype, quick=(max(rows // 4, 2048), 4096))
+
+
 CASES = (
-    Case(1, "rms_norm", (16384, 4096), _LARGE, quick=(4096, 4096)),
+    _large(1, "rms_norm", _LARGE, rows=16384),
+    _large(1, "layer_norm", _LARGE, rows=16384),
+    _large(1, "unit_norm", _LARGE, rows=16384),
     Case(1, "rms_norm", (30522, 384), _LARGE, data="minilm"),
-    Case(1, "unit_norm", (16384, 4096), _LARGE, quick=(4096, 4096)),
-    # A slab of columns does not fit the second cache, so x is read twice: 0.67 of copy is the limit.
-    Case(4, "rms_norm", (4096, 4096), (at_least("copy", 0.58),), axis=0),
-    Case(4, "rms_norm", (32, 256, 56, 56), (at_least("copy", 0.75),), axis=1, quick=(8, 256, 56, 56)),
+    _large(2, "rms_norm", _HALF, "float16"),
+    _large(2, "rms_norm", _HALF, "bfloat16"),
+    _large(2, "layer_norm", _HALF, "float16"),
+    _large(2, "layer_norm", _HALF, "bfloat16"),
+    _large(2, "unit_norm", _HALF, "bfloat16"),
+    _large(3, "rms_norm", _BYTES, "float64", rows=4096),
+    _large(3, "layer_norm", _BYTES, "float64", rows=4096),
+    _large(3, "add_rms_norm", _BYTES),
+    _large(3, "add_layer_norm", _BYTES),
+    _large(3, "add_rms_norm", _BYTES, "bfloat16"),
+    Case(4, "rms_norm", (4096, 4096), _TWICE, axis=0),
+    Case(4, "layer_norm", (4096, 4096), _TWICE, axis=0),
+    Case(4, "rms_norm", (32, 256, 56, 56), _ONCE, axis=1, quick=(8, 256, 56, 56)),
+    Case(4, "layer_norm", (32, 256, 56, 56), _ONCE, axis=1, quick=(8, 256, 56, 56)),
+    Case(4, "group_norm", (32, 256, 56, 56), _ONCE, axis=1, groups=32, quick=(8, 256, 56, 56)),
     Case(5, "rms_norm", (128, 4096), _CACHED),
+    Case(5, "layer_norm", (128, 4096), _CACHED),
+    Case(5, "add_rms_norm", (128, 4096), _CACHED),
     Case(5, "rms_norm", (8, 768), _CACHED),
-    Case(6, "rms_norm", (1, 4096), (at_most("raw ufunc", 2.0), at_most("onnxruntime", 0.6)), out=False),
-    Case(6, "rms_norm", (1, 64), (at_most("raw ufunc", 2.0),), out=False),
+    Case(5, "layer_norm", (8, 768), _CACHED),
+    Case(6, "rms_norm", (1, 4096), _ONE_ROW, out=False),
+    Case(6, "rms_norm", (1, 64), _ONE_ROW[:1], out=False),
+    Case(6, "layer_norm", (1, 4096), _ONE_ROW, out=False),
+    Case(6, "layer_norm", (1, 64), _ONE_ROW[:1], out=False),
     Case(13, "rms_norm", (2048, 4096), (at_least("1 thread", 1.8),), peers=False),
+    Case(13, "layer_norm", (2048, 4096), (at_least("1 thread", 1.8),), peers=False),
     Case(13, "rms_norm", (8, 768), (at_most("1 thread", 1.1),), peers=False),
     Case(13, "rms_norm", (2048, 4096), (at_most("1 thread", 1.3),), peers=False, busy=True),
 )
@@ -91,13 +122,24 @@ STARTS = (
     Start(14, "import fastnorm, after numpy", _IMPORT, (at_most("seconds", 0.05),)),
     Start(14, "first call, warm cache", _first_call("rms_norm", "float32"), (at_most("seconds", 0.4),)),
     Start(14, "first call, cold cache", _first_call("rms_norm", "float32"), (at_most("seconds", 2.0),), cold=True),
+    Start(
+        14, "first call of layer_norm, cold cache", _first_call("layer_norm", "float32"), (at_most("seconds", 2.0),), cold=True
+    ),
 )
 
 
-def cases(size):
-    """The cases for a size: "full"; "quick"; "smoke", which only shows that everything runs."""
+def starts(size, only=()):
+    """The starts for a size; none where `only` some functions are asked for."""
+    if only:
+        return ()
+    return STARTS if size != "smoke" else tuple(start for start in STARTS if not start.cold)
+
+
+def cases(size, only=()):
+    """The cases for a size: "full"; "quick"; "smoke", which only shows that everything runs. `only` those of some functions."""
+    chosen = [case for case in CASES if not only or case.function in only]
     if size == "full":
-        return CASES
+        return tuple(chosen)
     if size == "quick":
-        return tuple(case._replace(shape=case.quick or case.shape) for case in CASES)
-    return tuple(case._replace(shape=tuple(min(n, 40) for n in case.shape)) for case in CASES if not case.data)
+        return tuple(case._replace(shape=case.quick or case.shape) for case in chosen)
+    return tuple(case._replace(shape=tuple(min(n, case.groups or 40) for n in case.shape)) for case in chosen if not case.data)

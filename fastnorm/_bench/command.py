@@ -12,7 +12,7 @@ import fastnorm
 
 from .._config import processor_name, show_config
 from . import table
-from .cases import STARTS, cases
+from .cases import CASES, STARTS, cases, starts
 from .measure import WrongResult, measure, measure_start
 from .peers import PEERS, versions
 
@@ -23,10 +23,10 @@ def bench(options):
     """Run all cases; the exit status: 1 if a result was wrong, and then nothing of it is shown."""
     size = "smoke" if options.smoke else "quick" if options.quick else "full"
     threads = options.threads or fastnorm.get_num_threads()
-    peers = chosen(options.peers)
+    peers, only = chosen(options.peers), functions(options.only)
     console, busy = Console(), busy_cores()
     try:
-        results = run(size, threads, peers)
+        results = run(size, threads, peers, only)
     except WrongResult as wrong:
         print(f"fastnorm bench: {wrong}", file=sys.stderr)
         return 1
@@ -36,7 +36,7 @@ def bench(options):
         console.print(f"- {line}", highlight=False, markup=False)
     console.print(footnote(size, threads, busy), highlight=False, markup=False)
     if options.json:
-        chose = {"size": size, "threads": threads, "peers": list(peers)}
+        chose = {"size": size, "threads": threads, "peers": list(peers), "only": list(only)}
         told = table.as_json(results, show_config(mode="dicts") | {"busy_cores": busy}, chose, versions())
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(told, file, indent=1)
@@ -47,9 +47,9 @@ def bench(options):
     return 0
 
 
-def run(size, threads, peers):
-    """Results of all cases, with a progress bar where somebody watches."""
-    work = [*cases(size), *STARTS]
+def run(size, threads, peers, only=()):
+    """Results of all cases, with a progress bar where somebody watches; of `only` some functions, and then of no `Start`."""
+    work = [*cases(size, only), *starts(size, only)]
     results = []
     console = Console(stderr=True)
     columns = SpinnerColumn(), BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -80,6 +80,16 @@ def chosen(names):
     if unknown:
         raise SystemExit(f"fastnorm bench: --peers: no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
     return tuple(wanted)
+
+
+def functions(names):
+    """The functions that the command line asks for; none for all."""
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
+    known = dict.fromkeys(case.function for case in CASES)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise SystemExit(f"fastnorm bench: --only: no case of {', '.join(unknown)}; there are {', '.join(known)}")
+    return wanted
 
 
 def footnote(size, threads, busy):

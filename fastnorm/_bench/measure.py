@@ -21,9 +21,14 @@ from .processes import busy_core, start_times
 from .realdata import embeddings
 
 BATCH = 2e-3  # seconds that a timing should take at least: the clock, the caches and the call into it are then below 1 %
-SECONDS = {"full": 6.0, "quick": 0.5, "smoke": 0.0}  # a case, as long as there are enough rounds
-ROUNDS = {"full": (7, 41), "quick": (5, 21), "smoke": (2, 2)}  # at least, at most; an odd number has a median of its own
-WEIGHTS = {"rms_norm": 1, "layer_norm": 2, "unit_norm": 0}  # weight and bias: how many of them a function has
+LONG = 0.05  # seconds from which a single call is timed, without one before that wakes threads: they are below 2 % of it
+SECONDS = {"full": 2.5, "quick": 0.2, "smoke": 0.0}  # a case, as long as there are enough rounds
+ROUNDS = {"full": (5, 41), "quick": (3, 11), "smoke": (2, 2)}  # at least, at most; an odd number has a median of its own
+WEIGHTS = {"rms_norm": 1, "layer_norm": 2, "unit_norm": 0, "group_norm": 2}  # weight and bias: how many of them a function has
+WEIGHTS |= {"add_rms_norm": 1, "add_layer_norm": 2}
+CHECKED = 1 << 23, 1 << 21  # elements that are checked of this library's results, and of others': of more, some rows
+ROUNDED = 0.51  # units in the last place, for what this library promises to round once to 16 bits
+ROUGH_HALF, ROUGH_DOUBLE = 8, 1e6  # what others may be off in 16 bits, and in float64: onnxruntime's eps is a float32
 
 
 class WrongResult(Exception):  # noqa: N818 - what it is
@@ -88,7 +93,7 @@ def measure(case, size, threads, peers=tuple(PEERS), advance=lambda share: None)
         check(name, one, job)
     with busy_core(case.busy):
         seconds = rounds(contenders, size, threads, advance)
-    return Result(case, seconds, absent, bytes=job.x.nbytes + job.out.nbytes)
+    return Result(case, seconds, absent, bytes=job.bytes)
 
 
 def measure_start(start, size):
@@ -106,10 +111,29 @@ def line_up(case, peers):
 def prepare(case, threads):
     """The arrays of a case. Its numbers are the same in each run."""
     generator = np.random.default_rng(2024)
-    x = embeddings() if case.data else generator.standard_normal(case.shape, np.float32).astype(case.dtype)
+    dtype = _dtype(case.dtype)
+
+    def normal(shape):
+        return generator.standard_normal(shape, np.float32).astype(dtype)
+
+    x = embeddings() if case.data else normal(case.shape)
     n = x.shape[case.axis]
-    weights = [(1 + 0.1 * generator.standard_normal(n, np.float32)).astype(case.dtype) for _ in range(WEIGHTS[case.function])]
-    return Job(case, x, tuple(weights), np.empty_like(x), threads)
+    weights = [(1 + 0.1 * generator.standard_normal(n, np.float32)).astype(dtype) for _ in range(WEIGHTS[case.function])]
+    job = Job(case, x, tuple(weights), np.empty_like(x), threads)
+    if case.function.startswith("add_"):
+        job = job._replace(residual=normal(x.shape), kept=np.empty_like(x))
+    return job
+
+
+def _dtype(name):
+    """A dtype by its name, that of `ml_dtypes` included."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise Absent("ml_dtypes, which has bfloat16, is not installed") from None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def rounds(contenders, size, threads, advance=lambda share: None):
@@ -122,25 +146,26 @@ def rounds(contenders, size, threads, advance=lambda share: None):
         if done >= least and time.perf_counter() > end:
             break
         for name, one in contenders.items():
-            seconds[name].append(_time(one, counts[name], threads))
+            seconds[name].append(_time(one, *counts[name], threads))
         advance((done + 1) / most)
     return seconds
 
 
 def _count(one, threads):
-    """Calls that take `BATCH` together."""
-    number, took = 1, _time(one, 1, threads)
+    """Calls that take `BATCH` together, and whether one that is not timed should come before."""
+    number, took = 1, _time(one, 1, True, threads)
     while took < BATCH / 4 and number < 1 << 20:  # a first guess by a single call is off by its cold caches
         number *= 4
-        took = _time(one, number, threads) * number
-    return max(1, math.ceil(number * BATCH / took))
+        took = _time(one, number, True, threads) * number
+    return max(1, math.ceil(number * BATCH / took)), took < LONG
 
 
-def _time(one, number, threads):
+def _time(one, number, wake, threads):
     """Seconds a call, of `number` calls in a row."""
     settle()
     with fastnorm.set_num_threads(one.threads or threads):
-        one.call()  # wakes threads and processor from the wait above, which would take up to a millisecond of what is timed
+        if wake:  # threads and processor, from the wait above: up to a millisecond of what is timed
+            one.call()
         return timeit.Timer(one.call).timeit(number) / number
 
 
@@ -156,34 +181,50 @@ def settle(patience=0.25):
 
 # ----------------------------------------------------------------------------------------------------- the checking
 def check(name, one, job):
-    """Raise `WrongResult` unless a contender's result is the oracle's, within its `ulps` of the largest number of a row."""
-    job.out.fill(np.nan)  # so that nothing counts that somebody else has left there
+    """Raise `WrongResult` unless a contender's results are the oracle's, within its `ulps` of the largest number of a row."""
+    for out in job.outs:
+        out.fill(np.nan)  # so that nothing counts that somebody else has left there
     with fastnorm.set_num_threads(one.threads or job.threads):
-        returned = one.call()
-    y = np.moveaxis(np.asarray(one.read(returned)), job.case.axis, -1)
-    x = np.moveaxis(job.x, job.case.axis, -1)
-    if y.shape != x.shape or y.dtype != x.dtype:
-        raise WrongResult(f"{name}: {job.case.title}: {y.dtype} of shape {y.shape} came back for {x.dtype} of {x.shape}")
-    every = 1 if one.ulps <= EXACT else max(1, len(x) // 1024)  # all rows of this library, a sample of the others
-    step = max(1, (1 << 22) // (x.size // len(x))) * every
+        results = one.read(one.call())
+    results = results if isinstance(results, tuple) else (results,)
+    axis = job.case.axis if not job.case.groups else -1  # the rows of a group norm are images
+    results, inputs = ([np.moveaxis(np.asarray(a), axis, -1) for a in arrays] for arrays in (results, job.inputs))
+    x = inputs[0]
+    for y in results:
+        if y.shape != x.shape or y.dtype != x.dtype:
+            raise WrongResult(f"{name}: {job.case.title}: {y.dtype} of shape {y.shape} came back for {x.dtype} of {x.shape}")
+    allowed = one.ulps
+    if allowed and x.itemsize != 4:
+        allowed = {2: (ROUNDED, ROUGH_HALF), 8: (EXACT, ROUGH_DOUBLE)}[x.itemsize][allowed > EXACT]
+    every = max(1, x.size // CHECKED[one.ulps > EXACT])
+    every += 1 - every % 2  # odd, so that rows of all kinds come up
+    step = max(1, (1 << 21) // (x.size // len(x))) * every
     for start in range(0, len(x), step):
         rows = slice(start, start + step, every)
-        error = _ulps(y[rows], _expected(one, job, x[rows]))
-        if not error <= one.ulps:
-            where = f"rows {start} to {min(start + step, len(x)) - 1}"
-            raise WrongResult(f"{name}: {job.case.title}: off by {error:.3g} ulp in {where}, allowed are {one.ulps}")
+        wanted = _expected(one, job, [array[rows] for array in inputs])
+        for y, expected in zip(results, wanted, strict=False):
+            error = _ulps(y[rows], expected, job) if one.oracle != "copy" else float((y[rows] != expected).any())
+            if not error <= allowed:
+                where = f"rows {start} to {min(start + step, len(x)) - 1}"
+                raise WrongResult(f"{name}: {job.case.title}: off by {error:.3g} ulp in {where}, allowed are {allowed}")
 
 
-def _expected(one, job, x):
+def _expected(one, job, inputs):
+    """The results for some rows, as a tuple."""
     function = one.oracle or job.case.function
     if function == "copy":
-        return x
+        return tuple(inputs)
     weights = job.weights[: WEIGHTS[function]] if WEIGHTS[job.case.function] else ()
-    return getattr(oracles, function)(x, *weights, eps=EPS[function])
+    groups = [job.case.groups] if job.case.groups else []
+    results = getattr(oracles, function)(*inputs, *groups, *weights, eps=EPS[function])
+    return results if isinstance(results, tuple) else (results,)
 
 
-def _ulps(y, expected):
-    """The largest error, in units in the last place of the row's largest number."""
+def _ulps(y, expected, job):
+    """The largest error, in units in the last place of the largest number of a row, or group."""
+    if job.case.groups:
+        y, expected = (a.reshape(len(a), job.case.groups, -1) for a in (y, expected))
     largest = np.max(np.abs(expected), axis=-1, keepdims=True)
-    unit = np.spacing(largest.astype(y.dtype)).astype(expected.dtype)
-    return float(np.max(np.abs(y - expected) / unit))
+    wide = np.float64 if expected.dtype == y.dtype or y.itemsize < 8 else expected.dtype
+    unit = np.spacing(largest.astype(y.dtype)).astype(wide)
+    return float(np.max(np.abs(y.astype(wide) - expected.astype(wide)) / unit))

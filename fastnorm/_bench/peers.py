@@ -13,7 +13,8 @@ import numpy as np
 
 import fastnorm
 
-EPS = {"rms_norm": 1e-6, "layer_norm": 1e-5, "unit_norm": 0.0}
+EPS = {"rms_norm": 1e-6, "layer_norm": 1e-5, "unit_norm": 0.0, "group_norm": 1e-5}
+EPS |= {"add_rms_norm": 1e-6, "add_layer_norm": 1e-5}
 ROUGH = 1000  # units in the last place that other libraries may be off: they do the work, if less exactly
 TORCH_SMALL = 1 << 16  # elements
 EXACT = 4  # what this library promises
@@ -27,13 +28,30 @@ class Job(NamedTuple):
     weights: tuple[np.ndarray, ...]  # weight, then bias: those that the function has
     out: np.ndarray
     threads: int
+    residual: np.ndarray | None = None  # of the norm of a sum
+    kept: np.ndarray | None = None  # where the sum goes
+
+    @property
+    def inputs(self):
+        """x, or x and residual."""
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+    @property
+    def outs(self):
+        """Where the results go: that of the norm, and the sum if there is one."""
+        return (self.out,) if self.kept is None else (self.out, self.kept)
+
+    @property
+    def bytes(self):
+        """Read and written by a call: each input once, each output once."""
+        return sum(array.nbytes for array in self.inputs + self.outs)
 
 
 class Contender(NamedTuple):
     """Somebody who does a case's work."""
 
     call: Callable[[], Any]
-    read: Callable[[Any], Any] = np.asarray  # from what `call` returns to the result
+    read: Callable[[Any], Any] = lambda result: result  # from what `call` returns to the result, or a tuple of results
     oracle: str = ""  # the function of `oracles` that it computes; "": the case's own
     ulps: float = ROUGH
     threads: int | None = None  # of fastnorm, if other than the job's
@@ -68,8 +86,11 @@ def _fastnorm(job):
     case = job.case
     options = {} if case.axis == -1 else {"axis": case.axis}
     if case.out:
-        options["out"] = job.out
-    return Contender(functools.partial(getattr(fastnorm, case.function), job.x, *job.weights, **options), ulps=EXACT)
+        options |= dict(zip(("out", "residual_out"), job.outs, strict=False))
+    groups = [case.groups] if case.groups else []
+    return Contender(
+        functools.partial(getattr(fastnorm, case.function), *job.inputs, *groups, *job.weights, **options), ulps=EXACT
+    )
 
 
 def _one_thread(job):
@@ -89,10 +110,12 @@ def _gpu(job):
     """The same on CuPy's current device, waited for."""
     import cupy
 
-    x, out, weights = cupy.asarray(job.x), cupy.empty_like(job.out), map(cupy.asarray, job.weights)
-    norm = functools.partial(getattr(fastnorm, job.case.function), x, *weights, axis=job.case.axis, out=out)
+    if job.x.itemsize == 2:
+        raise Absent("takes float32 and float64 so far")
+    device = job._replace(**{k: cupy.asarray(v) for k, v in job._asdict().items() if isinstance(v, np.ndarray)})
+    norm = _fastnorm(device._replace(weights=tuple(map(cupy.asarray, job.weights)))).call
     wait = cupy.cuda.get_current_stream().synchronize
-    return Contender(lambda: (norm(), wait()), lambda _: cupy.asnumpy(out))
+    return Contender(lambda: (norm(), wait()), lambda _: tuple(map(cupy.asnumpy, device.outs)))
 
 
 def has_gpu():
@@ -111,40 +134,82 @@ def _copy(streaming, threads=None):
         from fastnorm._cpu.copy import copy
 
         flag = np.array([streaming])
-        return Contender(functools.partial(copy, job.x, flag, job.out), lambda _: job.out, "copy", 0, threads)
+        pairs = [(_words(x), _words(out)) for x, out in zip(job.inputs, job.outs, strict=True)]
+
+        def run():
+            for x, out in pairs:
+                copy(x, flag, out)
+
+        return Contender(run, lambda _: job.outs, "copy", 0, threads)
 
     return make
 
 
+def _words(array):
+    """The same bytes as numbers that a copy has kernels for."""
+    if array.itemsize > 2:
+        return array
+    if array.nbytes % 4:
+        raise Absent("copies an even number of 16-bit numbers")
+    return array.reshape(-1).view(np.float32)
+
+
 def _numpy_copy(job):
-    return Contender(functools.partial(np.copyto, job.out, job.x), lambda _: job.out, "copy", 0)
+    def run():
+        for x, out in zip(job.inputs, job.outs, strict=True):
+            np.copyto(out, x)
+
+    return Contender(run, lambda _: job.outs, "copy", 0)
 
 
 # ----------------------------------------------------------------------------------------------- other libraries
 def _numpy(job):
-    """As people write it: the formula, in the dtype of x."""
-    shape = [-1 if a == job.case.axis % job.x.ndim else 1 for a in range(job.x.ndim)]
+    """As people write it: the formula, in the dtype of x; 16 bits by way of float32."""
+    function, axis, n_groups, dtype = job.case.function, job.case.axis, job.case.groups, job.x.dtype
+    shape = [-1 if a == axis % job.x.ndim else 1 for a in range(job.x.ndim)]
     weights = [w.reshape(shape) for w in job.weights]
-    formula = {"rms_norm": _numpy_rms_norm, "layer_norm": _numpy_layer_norm, "unit_norm": _numpy_unit_norm}[job.case.function]
-    return Contender(functools.partial(formula, job.x, *weights, axis=job.case.axis))
+    formula = _FORMULAS[function.removeprefix("add_")]
+    if n_groups:
+        formula = functools.partial(_numpy_group_norm, n_groups=n_groups)
+
+    def run():
+        h = job.x + job.residual if len(job.inputs) == 2 else job.x
+        if dtype.itemsize > 2:
+            y = formula(h, *weights, axis=axis)
+        else:
+            y = formula(h.astype(np.float32), *[w.astype(np.float32) for w in weights], axis=axis).astype(dtype)
+        return (y, h) if len(job.inputs) == 2 else y
+
+    return Contender(run)
 
 
 def _numpy_rms_norm(x, weight, axis):
-    return x / np.sqrt(np.mean(x * x, axis=axis, keepdims=True) + np.float32(EPS["rms_norm"])) * weight
+    return x / np.sqrt(np.mean(x * x, axis=axis, keepdims=True) + x.dtype.type(EPS["rms_norm"])) * weight
 
 
 def _numpy_layer_norm(x, weight, bias, axis):
     centred = x - np.mean(x, axis=axis, keepdims=True)
     variance = np.mean(centred * centred, axis=axis, keepdims=True)
-    return centred / np.sqrt(variance + np.float32(EPS["layer_norm"])) * weight + bias
+    return centred / np.sqrt(variance + x.dtype.type(EPS["layer_norm"])) * weight + bias
 
 
 def _numpy_unit_norm(x, axis):
     return x / np.linalg.norm(x, axis=axis, keepdims=True)
 
 
+def _numpy_group_norm(x, weight, bias, axis, n_groups):
+    """Channels on axis 1."""
+    groups = x.reshape(len(x), n_groups, -1)
+    centred = groups - np.mean(groups, axis=-1, keepdims=True)
+    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+    return (centred / np.sqrt(variance + x.dtype.type(EPS["group_norm"]))).reshape(x.shape) * weight + bias
+
+
+_FORMULAS = {"rms_norm": _numpy_rms_norm, "layer_norm": _numpy_layer_norm, "unit_norm": _numpy_unit_norm, "group_norm": None}
+
+
 def _last_axis_only(job):
-    if job.case.axis not in (-1, job.x.ndim - 1):
+    if job.case.axis not in (-1, job.x.ndim - 1) and not job.case.groups:
         raise Absent("takes the last axis only")
 
 
@@ -156,30 +221,54 @@ def _onnxruntime(job):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job.threads
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(_model(job), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(_model(job), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own classes for an operator without this dtype, which cannot be named without importing it
+        raise Absent(f"has no such operator of {job.x.dtype} ({type(error).__name__})") from None
     binding = session.io_binding()
-    for name, array in zip(["x", "weight", "bias"], [job.x, *job.weights], strict=False):
-        binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    binding.bind_output("y", "cpu", 0, job.out.dtype, job.out.shape, job.out.ctypes.data)
-    return Contender(functools.partial(session.run_with_iobinding, binding), lambda _: job.out)
+    inputs, outputs = [*job.inputs, *job.weights], job.outs
+    for name, array in zip(_names(job), inputs, strict=True):
+        binding.bind_input(name, "cpu", 0, _element_type(array), array.shape, array.ctypes.data)
+    for name, array in zip(("y", "h"), outputs, strict=False):
+        binding.bind_output(name, "cpu", 0, _element_type(array), array.shape, array.ctypes.data)
+    return Contender(functools.partial(session.run_with_iobinding, binding), lambda _: outputs)
+
+
+def _names(job):
+    """What the inputs of a model are called."""
+    return [*("x", "residual")[: len(job.inputs)], *("weight", "bias")[: len(job.weights)]]
+
+
+def _element_type(array):
+    """A dtype as onnxruntime takes it: bfloat16 by number."""
+    from onnx import helper
+
+    return array.dtype if array.dtype.name != "bfloat16" else helper.np_dtype_to_tensor_dtype(array.dtype)
 
 
 def _model(job):
     from onnx import helper
 
-    # onnxruntime's own name for it, which older releases know, too; the standard's RMSNormalization takes the same time
-    operator, attributes = {
-        "rms_norm": ("SimplifiedLayerNormalization", {"axis": -1, "epsilon": EPS["rms_norm"]}),
-        "layer_norm": ("LayerNormalization", {"axis": -1, "epsilon": EPS["layer_norm"]}),
-        "unit_norm": ("LpNormalization", {"axis": -1, "p": 2}),
+    epsilon = {"epsilon": EPS[job.case.function]}
+    stash = 11 if job.x.dtype == np.float64 else 1  # what it computes in: float64, or float32
+    # "Simplified" and "Skip" are onnxruntime's own; the standard's RMSNormalization is younger and takes the same time.
+    operator, domain, attributes = {
+        "rms_norm": ("SimplifiedLayerNormalization", "", {"axis": -1, **epsilon}),
+        "layer_norm": ("LayerNormalization", "", {"axis": -1, **epsilon}),
+        "unit_norm": ("LpNormalization", "", {"axis": -1, "p": 2}),
+        "group_norm": ("GroupNormalization", "", {"num_groups": job.case.groups, "stash_type": stash, **epsilon}),
+        "add_rms_norm": ("SkipSimplifiedLayerNormalization", "com.microsoft", epsilon),
+        "add_layer_norm": ("SkipLayerNormalization", "com.microsoft", epsilon),
     }[job.case.function]
-    names = ["x", "weight", "bias"][: 1 + len(job.weights)]
+    names, outputs = _names(job), ["y", "", "", "h"] if domain else ["y"]
     kind = helper.np_dtype_to_tensor_dtype(job.x.dtype)
-    shapes = [job.x.shape, *[w.shape for w in job.weights]]
+    shapes = [array.shape for array in (*job.inputs, *job.weights)]
     inputs = [helper.make_tensor_value_info(n, kind, s) for n, s in zip(names, shapes, strict=True)]
-    output = helper.make_tensor_value_info("y", kind, job.x.shape)
-    graph = helper.make_graph([helper.make_node(operator, names, ["y"], **attributes)], "norm", inputs, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    results = [helper.make_tensor_value_info(n, kind, job.x.shape) for n in outputs if n]
+    node = helper.make_node(operator, names, outputs, domain=domain, **attributes)
+    graph = helper.make_graph([node], "norm", inputs, results)
+    opsets = [helper.make_opsetid("", 21 if job.case.groups else 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
 def _torch(job):
@@ -189,9 +278,11 @@ def _torch(job):
     _last_axis_only(job)
     x, *weights = _tensors(job)
     if job.case.function == "rms_norm" and hasattr(F, "rms_norm"):
-        return Contender(functools.partial(F.rms_norm, x, x.shape[-1:], *weights, EPS["rms_norm"]))
+        return Contender(functools.partial(F.rms_norm, x, x.shape[-1:], *weights, EPS["rms_norm"]), _from_torch)
     if job.case.function == "unit_norm":
-        return Contender(functools.partial(F.normalize, x, dim=-1))
+        return Contender(functools.partial(F.normalize, x, dim=-1), _from_torch)
+    if job.case.function == "group_norm":
+        return Contender(functools.partial(F.group_norm, x, job.case.groups, *weights, eps=EPS["group_norm"]), _from_torch)
     raise Absent("has no such function")
 
 
@@ -200,8 +291,11 @@ def _torch_layer_norm(job):
     import torch.nn.functional as F  # noqa: N812
 
     _last_axis_only(job)
+    if job.case.groups or len(job.inputs) > 1:
+        raise Absent("is another kind of work")
     x, *weights = _tensors(job)
-    return Contender(functools.partial(F.layer_norm, x, x.shape[-1:], *weights, eps=EPS["layer_norm"]), oracle="layer_norm")
+    run = functools.partial(F.layer_norm, x, x.shape[-1:], *weights, eps=EPS["layer_norm"])
+    return Contender(run, _from_torch, oracle="layer_norm")
 
 
 def _tensors(job):
@@ -210,7 +304,20 @@ def _tensors(job):
     # Small work goes to one thread, which serves torch better: its `layer_norm` of 8 x 40 takes 6 us on one, and between 6 us
     # and 12 ms on two, whenever a neighbour has the core that its barrier waits for.
     torch.set_num_threads(job.threads if job.x.size > TORCH_SMALL else 1)
-    return map(torch.from_numpy, [job.x, *job.weights])
+    arrays = [job.x, *job.weights]
+    if job.x.dtype.name == "bfloat16":  # of which torch knows only its own
+        return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in arrays]
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def _from_torch(tensor):
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def _scikit_learn(job):
@@ -220,6 +327,8 @@ def _scikit_learn(job):
     _last_axis_only(job)
     if job.x.ndim != 2:
         raise Absent("takes matrices only")
+    if job.x.itemsize == 2 or len(job.inputs) > 1:
+        raise Absent("takes one matrix, of float32 or float64")
     return Contender(functools.partial(normalize, job.x), oracle="unit_norm")
 
 

@@ -9,7 +9,7 @@ from .._sums import apart
 from .._vocabulary import COMPUTED, STORED
 from . import norms
 from .layout import SMALL, planes
-from .norms import PARALLEL, PLAIN, STREAM, STREAMING, all_given, both_eps, step_of
+from .norms import PARALLEL, PLAIN, STREAM, STREAMING, all_given, both_eps, dense, step_of
 from .threads import share
 
 
@@ -32,8 +32,7 @@ def _add_norm(norm, x, residual, parameters, eps, out, kept):
         run.ufunc(x, residual, *parameters, eps, kept, out)
     else:
         streaming = STREAMING if 4 * out.nbytes >= STREAM and not _shares(out, x, residual) else PLAIN
-        run = kernel("fastnorm._cpu.rows:sum_rows", norm, *stored)
-        _by_rows(run, view, parameters, eps, streaming)
+        _by_rows(norm, stored, view, parameters, eps, streaming)
 
 
 def _stored(array, name):
@@ -44,13 +43,19 @@ def _shares(out, *inputs):
     return any(np.may_share_memory(out, one) for one in inputs)
 
 
-def _by_rows(run, view, parameters, eps, streaming):
+def _by_rows(norm, stored, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
     arrays, dimension = view.arrays, None
     if len(arrays[0]) == 1:
         arrays, dimension = [a[0] for a in arrays], "r"
     x, residual, kept, out = arrays
-    share(run.over(dimension, x, residual, *parameters, eps, streaming, kept, out), len(x), step_of(x))
+    if all(a.strides[-1] == a.itemsize for a in arrays):
+        run = kernel("fastnorm._cpu.rows:sum_rows", norm, *stored)
+        run = run.over(dimension, x, residual, *dense(parameters), eps, streaming, kept, out)
+    else:
+        run = kernel("fastnorm._cpu.small:sum_rows", norm, *stored)
+        run = run.over(dimension, x, residual, *parameters, eps, kept, out)
+    share(run, len(x), step_of(x))
 
 
 add_rms_norm = functools.partial(_add_norm, "rms_norm")

@@ -156,7 +156,8 @@ def exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds):
     if n <= FEW:
         exact = _math.Exact(splat(bounds.zero), splat(bounds.zero))
         for j in range(n):
-            exact = _math.add_exactly(exact, load_columns(shifted(x, j * x_stride), column, columns), load(shifts, column))
+            values = load_columns(shifted(x, j * x_stride), column, columns)
+            exact = _math.add_exactly(exact, values, load(shifts, column), row.scale, bounds)
         row = _math.with_total(row, exact, bounds)
     return row
 

@@ -38,7 +38,7 @@ def dense(norm, dtype, by_channel):
         if rows * n > 0:
             w, b, xp, op = parameter(weight, n), parameter(bias, n), pointer_to(x), pointer_to(out)
             stride = weight.strides[0]
-            contiguous(xp, x.strides[0], w, b, stride, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
+            contiguous(xp, x.strides[0], w, b, stride, True, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
             if streaming[0]:
                 fence()
             forget_exceptions()

@@ -50,7 +50,11 @@ class SmallPlan(NamedTuple):
 
 def small_plan(norm, dtype, eps):
     """The plan for all small calls of a norm, dtype and eps."""
-    return SmallPlan(*_ready(norm, dtype, eps), _ones, _zeros if NORMS[norm].biased else None)
+    makers = "fastnorm._cpu.small:rows", norm, dtype.name
+    if norm.startswith("add_"):
+        norm = norm.removeprefix("add_")
+        makers = "fastnorm._cpu.small:sum_rows", norm, dtype.name, dtype.name
+    return SmallPlan(kernel(*makers).ufunc, both_eps(norm, dtype, eps), _ones, _zeros if NORMS[norm].biased else None)
 
 
 def _normalise_large(norm, x, parameters, eps, out, by_rows):
@@ -76,11 +80,20 @@ def streaming_of(x, out):
 def _by_rows(norm, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
     x, out = view.arrays
-    by_rows = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
     dimension = None
     if len(x) == 1:
         x, out, dimension = x[0], out[0], "r"
-    share(by_rows.over(dimension, x, *parameters, eps, streaming, out), len(x), step_of(x))
+    if x.strides[-1] == out.strides[-1] == x.itemsize:
+        run = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
+        run = run.over(dimension, x, *dense(parameters), eps, streaming, out)
+    else:
+        run = kernel("fastnorm._cpu.small:rows", norm, x.dtype.name).over(dimension, x, *parameters, eps, out)
+    share(run, len(x), step_of(x))
+
+
+def dense(parameters):
+    """Weight and bias as the kernels over rows of neighbours take them: neighbours, too, or one number for all."""
+    return [p if p.strides[0] in (0, p.itemsize) else np.ascontiguousarray(p) for p in parameters]
 
 
 def step_of(x):

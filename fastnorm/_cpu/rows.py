@@ -1,4 +1,4 @@
-"""Kernels that normalise along the last axis: rows of memory, or of sums.
+"""Kernels that normalise along the last axis what lies in memory, not in a cache: rows, or sums of rows, of neighbours.
 
 A row is read twice, for its statistics and for the result. A kernel takes both at once from two rows, the result of row i
 and the statistics of row i + 1, so that memory is read and written at the same time as in a copy: 0.94 of the best copy's
@@ -20,7 +20,6 @@ from .blocks import (
     no_sums,
     on_centre,
     root,
-    summarise,
     summed,
 )
 from .edges import EDGE, flush, stream_begin, stream_end, to_line
@@ -32,7 +31,6 @@ from .sources import (
     ask,
     dense,
     in_step,
-    is_dense,
     is_lasting,
     keep,
     keep_begin,
@@ -81,7 +79,7 @@ def schedule(norm, computed):
         return j, index, top
 
     @inlined
-    def contiguous(source, stride, weight, bias, parameter_stride, eps, lifted_eps, out, out_stride, rows, n, streaming):
+    def contiguous(source, stride, weight, bias, parameter_stride, light, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(nothing, DEPTH)
         # What rows hold back of the line that they share with the next; also of what a sum keeps, if its lines begin alike.
         edge, keep_edge, held = stack_like(out, EDGE), stack_like(memory_of(source), EDGE), 0
@@ -96,7 +94,7 @@ def schedule(norm, computed):
                 factors = settle(row, shift, eps, lifted_eps, bounds)
                 if i < rows:
                     next_shift = guess(following, dense(following), n, bounds)
-                if factors.common:
+                if factors.common and light:
                     j = to_line(out, n) if streaming else 0
                     if held > 0:
                         values = read(source, 0)
@@ -146,34 +144,17 @@ def schedule(norm, computed):
             source, following, top, shift = following, moved(following, stride), grown, next_shift
 
     @inlined
-    def any_rows(source, row_stride, stride, weight, bias, eps, lifted_eps, out, out_row_stride, out_stride, rows, n):
-        """Rows of any kind and any strides."""
-        tree = stack_of(nothing, DEPTH)
-        for _ in range(rows):
-            shift = guess(source, stride, n, bounds)
-            row = summarise(join, tree, source, stride, n, shift, lifted_eps, bounds)
-            row, shift = on_centre(join, tree, row, source, stride, n, shift, lifted_eps, bounds)
-            factors = settle(row, shift, eps, lifted_eps, bounds)
-            apply_each(apply_any, source, stride, weight, bias, factors, out, out_stride, n, bounds)
-            source, out = moved(source, row_stride), shifted(out, out_row_stride)
-
-    @inlined
-    def run(source, row_stride, stride, weight, bias, eps, streaming, out):
+    def run(source, row_stride, weight, bias, eps, streaming, out):
         rows, n = out.shape
         if rows * n > 0:
             w = parameter(weight, stack_of(bounds.zero, LANES))
             b = parameter(bias, stack_of(bounds.zero, LANES))
-            op = pointer_to(out)
-            fast = is_dense(source, stride) and out.strides[1] == out.itemsize
-            fast = fast and 0 <= w.step <= 1 and 0 <= b.step <= 1
+            op, light = pointer_to(out), True
             if wary:
-                fast = fast and all_light(w, n, bounds)
-            if fast:
-                contiguous(source, row_stride, w, b, 0, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
-                if streaming[0]:
-                    fence()
-            else:
-                any_rows(source, row_stride, stride, w, b, eps[0], eps[1], op, out.strides[0], out.strides[1], rows, n)
+                light = all_light(w, n, bounds)
+            contiguous(source, row_stride, w, b, 0, light, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
+            if streaming[0]:
+                fence()
             forget_exceptions()
 
     return run, contiguous
@@ -185,10 +166,10 @@ def rows(norm, dtype):
     run, _ = schedule(norm, computed)
 
     def plain(x, weight, eps, streaming, out):
-        run(pointer_to(x), x.strides[0], x.strides[1], weight, weight, eps, streaming, out)
+        run(pointer_to(x), x.strides[0], weight, weight, eps, streaming, out)
 
     def biased(x, weight, bias, eps, streaming, out):
-        run(pointer_to(x), x.strides[0], x.strides[1], weight, bias, eps, streaming, out)
+        run(pointer_to(x), x.strides[0], weight, bias, eps, streaming, out)
 
     kernel, layout, types = signature(norm, computed, plain, biased)
     return Source(
@@ -207,12 +188,12 @@ def sum_rows(norm, dtype, residual_dtype):
     def plain(x, residual, weight, eps, streaming, kept, out):
         source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
         row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
-        run(source, row_stride, Sum(x.strides[1], residual.strides[1], kept.strides[1]), weight, weight, eps, streaming, out)
+        run(source, row_stride, weight, weight, eps, streaming, out)
 
     def biased(x, residual, weight, bias, eps, streaming, kept, out):
         source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
         row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
-        run(source, row_stride, Sum(x.strides[1], residual.strides[1], kept.strides[1]), weight, bias, eps, streaming, out)
+        run(source, row_stride, weight, bias, eps, streaming, out)
 
     kernel, layout, types = signature(norm, computed, plain, biased)
     x, residual = f"{dtype}[:,:]", f"{residual_dtype}[:,:]"
