@@ -74,6 +74,7 @@ def carry_out(folder):
             file.write_text(put(file.read_text(), place, code))
 
 
+@pytest.mark.slow
 def test_the_page_adds_a_norm(tmp_path):
     carry_out(tmp_path)
     cache = tmp_path / "cache"

@@ -238,6 +238,7 @@ def test_results_must_not_overlap(rng, norm):
         assert (room == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["add_rms_norm", "add_layer_norm"])
 @pytest.mark.parametrize("shape", [(6, 8), (250, 300)])
 @pytest.mark.parametrize("axis", [0, -1])
@@ -323,6 +324,7 @@ def unaligned(like):
     return np.ndarray(like.shape, like.dtype, buffer=bytearray(like.nbytes + 1), offset=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 8), (4, 6, 10), (2, 4, 3, 70), (3, 4, 1, 1, 2)])
 def test_every_axis_of_groups(rng, shape):
     """Channels anywhere, with a batch or (on axis 0) without; out of any layout."""

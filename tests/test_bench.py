@@ -83,6 +83,7 @@ def test_without_rich_the_command_says_what_to_install(monkeypatch, capsys):
     assert "pip install '.[bench]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_some_functions_only(tmp_path, capsys):
     path = tmp_path / "bench.json"
     functions = ["group_norm", "add_rms_norm"]
@@ -150,6 +151,7 @@ CASE_OF = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*peers.PEERS, *peers.COPIES])
 @pytest.mark.parametrize("function", CASE_OF)
 def test_peers_are_right_or_absent(name, function):
@@ -163,6 +165,7 @@ def test_peers_are_right_or_absent(name, function):
         measure.check(name, one, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float64", "bfloat16"))]
 )

@@ -50,6 +50,7 @@ def run_norm(norm, inputs, parameters, in_place=False, **options):
 
 
 # ------------------------------------------------------------------------------------------------------- resources
+@pytest.mark.slow
 @each_variant
 def test_registers(maker, norm, dtype, aligned, whole):
     """At most 64 registers: more, and a block of 1024 threads would not start. No spill, no stack, with one exception.
@@ -97,6 +98,7 @@ def test_machine_code(maker, norm, loads):
     assert not re.search(r"\b(DADD|DMUL|DFMA|LDL|STL|F2F\.F64)", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "capability"),
     [

@@ -115,6 +115,7 @@ QUICK = [("float16", "float16"), ("float16", "float32"), ("float32", "bfloat16")
 OTHERS = [p for p in itertools.product([*DTYPES, "float32"], repeat=2) if p not in QUICK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize(("x_name", "residual_name"), [*QUICK, *(pytest.param(*p, marks=pytest.mark.slow) for p in OTHERS)])
 def test_sums_are_rounded_before_they_are_normalised(rng, norm, x_name, residual_name):

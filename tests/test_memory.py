@@ -142,6 +142,7 @@ PAIRS = [("float32", "float32"), ("int16", "float32"), ("float32", "uint16"), ("
 PAIRS += [pytest.param("float64", "float64", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize(("stored", "residual_stored"), PAIRS)
 @pytest.mark.parametrize("norm", NORMS)

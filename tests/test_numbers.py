@@ -107,6 +107,7 @@ def test_accuracy_of_long_rows(rng, norm, dtype, data):
             assert error(norm, *arrays, eps=0.0) <= LIMIT, n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(2, 10))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", NORMS)
