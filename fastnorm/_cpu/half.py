@@ -5,7 +5,7 @@ instructions (F16C on x86, every 64-bit ARM); without them LLVM's own conversion
 """
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from .._compile import IS_X86, processor_features
 
@@ -32,8 +32,41 @@ def narrow(builder, dtype, value):
     if dtype == types.uint16:
         return _narrow_bfloat(builder, value)
     if has_instructions():
+        if IS_X86 and isinstance(value.type, ir.VectorType):
+            return _narrow_by_instruction(builder, value)
         return builder.bitcast(builder.fptrunc(value, _like(value, _HALF)), _like(value, _I16))
     return _narrow_by_integers(builder, value)
+
+
+def _narrow_by_instruction(builder, value):
+    """What LLVM would choose for `fptrunc`, named: a store of its half type it splits into ordinary ones, streamed or not."""
+    width, name = 8, "llvm.x86.vcvtps2ph.256"
+    if "+avx512f" in processor_features():
+        width, name = 16, "llvm.x86.avx512.mask.vcvtps2ph.512"
+    parts = []
+    for first in range(0, value.type.count, width):
+        part = _lanes(builder, value, range(first, first + width))
+        arguments = [part, _I32(0)]  # to nearest, halfway to even
+        if width == 16:
+            arguments += [ir.Constant(ir.VectorType(_I16, width), None), _I16(0xFFFF)]
+        result = ir.VectorType(_I16, 8 if width == 8 else 16)
+        kind = ir.FunctionType(result, [a.type for a in arguments])
+        parts.append(builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments))
+    while len(parts) > 1:
+        parts = [_joined(builder, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _lanes(builder, value, numbers):
+    """Some lanes of a vector."""
+    indices = ir.Constant(ir.VectorType(_I32, len(numbers)), list(numbers))
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), indices)
+
+
+def _joined(builder, a, b):
+    """Two vectors as one."""
+    count = 2 * a.type.count
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, count), list(range(count))))
 
 
 def _narrow_bfloat(builder, value):
