@@ -27,7 +27,7 @@ def _add_norm(norm, x, residual, parameters, eps, out, kept):
     eps = both_eps(norm, arrays[0].dtype, eps)
     parameters = all_given(parameters, x.shape[-1], eps.dtype)
     x, residual, kept, out = (a[None] if a.ndim == 1 else a for a in arrays)
-    if x.size <= SMALL or (x.size < 2 * PARALLEL and all(a.strides[-1] == a.itemsize for a in arrays)):
+    if x.size <= SMALL or (x.size < PARALLEL and all(a.strides[-1] == a.itemsize for a in arrays)):
         run = kernel("fastnorm._cpu.small:sum_rows", norm, *stored)
         run.ufunc(x, residual, *parameters, eps, kept, out)
     else:
@@ -55,7 +55,7 @@ def _by_rows(norm, stored, view, parameters, eps, streaming):
     else:
         run = kernel("fastnorm._cpu.small:sum_rows", norm, *stored)
         run = run.over(dimension, x, residual, *parameters, eps, kept, out)
-    share(run, len(x), step_of(x))
+    share(run, len(x), max(1, step_of(x) // 2))  # twice the bytes of a norm
 
 
 add_rms_norm = functools.partial(_add_norm, "rms_norm")
