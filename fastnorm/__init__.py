@@ -5,6 +5,7 @@ from ._cpu.threads import get_num_threads, set_num_threads
 from .consistency import attention_scale, init_std
 from .norms import group_norm, layer_norm, rms_norm, unit_norm
 from .residual import add_layer_norm, add_rms_norm
+from .warming import warm_up
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "unit_norm",
+    "warm_up",
 ]

@@ -1,4 +1,4 @@
-"""The commands: ``fastnorm bench`` and ``fastnorm info``, also as ``python -m fastnorm ...``."""
+"""The commands: ``fastnorm bench``, ``fastnorm warm`` and ``fastnorm info``, also as ``python -m fastnorm ...``."""
 
 import argparse
 import sys
@@ -24,6 +24,11 @@ def _parser():
     bench.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)  # tiny arrays, for the tests
     bench.set_defaults(run=_bench)
 
+    warm = commands.add_parser("warm", help="compile ahead what a program will need, and keep it in the cache")
+    warm.add_argument("functions", nargs="*", metavar="FUNCTION", help="such as rms_norm (default: all)")
+    warm.add_argument("--dtypes", metavar="NAMES", default="float32", help="such as float32,bfloat16 (default: float32)")
+    warm.set_defaults(run=_warm)
+
     info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
     info.set_defaults(run=_info)
     return parser
@@ -46,6 +51,22 @@ def _bench(options):
     from ._bench.command import bench
 
     return bench(options)
+
+
+def _warm(options):
+    from . import warm_up
+    from ._compile import cache_folder
+
+    try:
+        count = warm_up(options.functions or None, options.dtypes.split(","))
+    except ValueError as error:
+        print(f"fastnorm warm: {error}", file=sys.stderr)
+        return 2
+    folder = cache_folder()
+    print(
+        f"{count} kernels are ready{f' in {folder.path}' if folder.usable else f', but only in this process: {folder.reason}'}"
+    )
+    return 0 if folder.usable else 1
 
 
 def _info(options):
