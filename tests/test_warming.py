@@ -52,6 +52,6 @@ def test_the_command(capsys):
     ],
 )
 def test_errors(functions, dtypes, error, words):
-    with pytest.raises(error, match="^warm_up: ") as caught:
+    with pytest.raises(error, match=r"^warm_up: ") as caught:
         fastnorm.warm_up(functions, dtypes)
     assert words in str(caught.value)
