@@ -1,4 +1,4 @@
-"""Is the call legal, and what exactly was asked? Every check, every conversion, every error message.
+"""What exactly was asked? The arguments of a call, prepared; `_checks` says what each of them must be.
 
 Backends get prepared arrays: of a dtype they have kernels for, native and aligned, with the normalised axis last, and an
 array to write to that overlaps nothing it must not. Nothing after this file validates anything.
@@ -29,6 +29,7 @@ from ._dispatch import backend_of
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
+_HUGE = 1e38  # an eps beyond which float32 must be asked whether it has such numbers
 _LAST = -1  # one object in CPython, so that `is` tells the default; another -1 takes the long way
 _plans: dict[tuple, tuple] = {}
 _cpu = None  # the backend of the shortcut, once it was needed
@@ -41,7 +42,7 @@ def small_norm(function, x, weight, bias, eps, axis, weight_offset, out):
     that came by before. None if anything is different; the lengths are left to the ufunc to compare, and to the long way to
     complain of.
     """
-    if type(x) is _ndarray and axis is _LAST and weight_offset is NO_OFFSET and type(eps) is float:
+    if type(x) is _ndarray and axis is _LAST and weight_offset is NO_OFFSET and (type(eps) is float or type(eps) is int):
         dtype = x.dtype
         plan = _plans.get((function, dtype, eps))
         if plan is not None:
@@ -94,7 +95,7 @@ def _small_biased(plan, x, weight, bias, out):
 
 def small_add(function, x, residual, weight, bias, eps, axis, weight_offset, out, residual_out):
     """`small_norm` for the norm of a sum: x and residual alike, each result new, or x or residual, or apart from all else."""
-    plan = _plans.get((function, x.dtype, eps)) if type(x) is type(residual) is _ndarray and type(eps) is float else None
+    plan = _plans.get((function, x.dtype, eps)) if type(x) is type(residual) is _ndarray and type(eps) in (float, int) else None
     if plan is None or axis is not _LAST or weight_offset is not NO_OFFSET:
         return None
     ufunc, both_eps, no_weight, no_bias = plan
@@ -111,8 +112,8 @@ def small_add(function, x, residual, weight, bias, eps, axis, weight_offset, out
     results = out, residual_out
     for result in results:
         if result is not None and not (
-            (result is x or result is residual or (_plain_out(x, residual, result, dtype) and result.flags.c_contiguous))
-            and result.flags.writeable
+            _plain_out(x if result is x else residual, None, result, dtype)
+            and (result is x or result is residual or not _may_share(x, result))
             and not any(_may_share(parameter, result) for parameter in parameters)
         ):
             return None
@@ -150,7 +151,7 @@ def norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
         and axis is _LAST
         and x.ndim
         and type(eps) is float
-        and eps >= 0
+        and 0 <= eps < _HUGE
         and all(p is None or _plain_parameter(p, x, dtype) for p in parameters)
         and type(weight_offset) is float
         and weight_offset == 0
@@ -193,12 +194,12 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     x = as_array(function, "x", x, arrays, backend.DTYPES)
     dtype = result_dtype(x.dtype)
     axes = axes_of(function, axis, x, tuples=function != "unit_norm")
-    eps = eps_of(function, eps)
+    eps = eps_of(function, eps, computed(dtype))
     given, offset = parameters_of(function, parameters, axis, axes, x, computed(dtype), weight_offset, arrays)
     x = native(x, dtype)
     x, given, out = _result(function, x, given, out, x, arrays)
-    if library == "numpy" and offset == 0 and x.itemsize > 2 and len(_plans) < 256:
-        _plans[function, x.dtype, eps] = backend.small_plan(function, x.dtype, eps)
+    if library == "numpy" and offset == 0 and x.itemsize > 2:
+        _plan(function, x, eps, backend)
     view = functools.partial(_rows, axes=axes)
     target, out = _landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
@@ -214,12 +215,12 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
     axes = axes_of(function, axis, x, tuples=False)
     if residual.shape != x.shape:
         raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
-    eps = eps_of(function, eps)
     inputs = [native(a, result_dtype(a.dtype)) for a in (x, residual)]
     accumulated = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
+    eps = eps_of(function, eps, accumulated)
     given, _ = parameters_of(function, parameters, axis, axes, x, accumulated, weight_offset, arrays)
-    if library == "numpy" and inputs[0].dtype == inputs[1].dtype == accumulated and len(_plans) < 256:
-        _plans[function, inputs[0].dtype, eps] = backend.small_plan(function, inputs[0].dtype, eps)
+    if library == "numpy" and inputs[0].dtype == inputs[1].dtype == accumulated:
+        _plan(function, inputs[0], eps, backend)
     for i, (name, value) in enumerate(outs.items()):
         inputs[0], given, outs[name] = _result(function, inputs[0], given, value, inputs[i], arrays, name)
         inputs[1] = _unless_overwritten(inputs[1], outs[name], arrays)
@@ -228,6 +229,13 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
     view = functools.partial(_rows, axes=axes)
     (target, out), (kept, residual_out) = (_landing(one, view, arrays) for one in outs.values())
     return backend, *map(view, inputs), given, eps, target, kept, out, residual_out
+
+
+def _plan(function, x, eps, backend):
+    """Be prepared for the next small call of this kind."""
+    name = function, x.dtype, eps
+    if x.size <= SMALL and name not in _plans and len(_plans) < 256:
+        _plans[name] = backend.small_plan(*name)
 
 
 def _overlap(a, b, arrays):
@@ -252,7 +260,7 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     (axis,) = axes_of(function, axis, x, tuples=False)
     channels = x.shape[axis]
     groups = groups_of(function, num_groups, channels)
-    eps = eps_of(function, eps)
+    eps = eps_of(function, eps, computed(dtype))
     given, _ = parameters_of(function, parameters, axis, (axis,), x, computed(dtype), NO_OFFSET, arrays)
     x = native(x, dtype)
     x, given, out = _result(function, x, given, out, x, arrays)

@@ -141,10 +141,13 @@ def groups_of(function, num_groups, channels):
     return groups
 
 
-def eps_of(function, eps):
+def eps_of(function, eps, dtype):
+    """An eps as a float that is finite in the dtype of the computation."""
     number = _number(function, "eps", eps)
     if not number >= 0:
         raise ValueError(f"{function}: eps must not be negative or NaN, got {eps!r}")
+    if number > float(np.finfo(dtype).max):
+        raise ValueError(f"{function}: eps must be within the range of {dtype}, in which this is computed, got {eps!r}")
     return number
 
 

@@ -45,9 +45,9 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
         above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` or
         `weight_offset` is not a number, or `axis` neither an integer nor a tuple of integers.
     ValueError
-        If `weight` has another shape than `axis` asks for; if `eps` is negative or NaN; if `axis` is a tuple and does not
-        name the last axes of `x` in order, or is empty; if `out` has another shape or dtype than the result, is
-        read-only, or has a stride of 0 along an axis longer than 1.
+        If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
+        computation; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty; if `out` has another
+        shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 
@@ -144,9 +144,9 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
         above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
         number, or `axis` neither an integer nor a tuple of integers.
     ValueError
-        If `weight` or `bias` has another shape than `axis` asks for; if `eps` is negative or NaN; if `axis` is a tuple and
-        does not name the last axes of `x` in order, or is empty; if `out` has another shape or dtype than the result, is
-        read-only, or has a stride of 0 along an axis longer than 1.
+        If `weight` or `bias` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
+        computation; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty; if `out` has another
+        shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 
@@ -232,8 +232,9 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
         above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
         number, or `axis` not an integer.
     ValueError
-        If `weight` has another shape than `axis` asks for; if `eps` is negative or NaN; if `out` has another shape or
-        dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+        If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
+        computation; if `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis
+        longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 
@@ -308,8 +309,8 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
         number, or `num_groups` or `axis` not an integer.
     ValueError
         If `num_groups` is below 1 or does not divide the number of channels; if `weight` or `bias` has another shape than
-        ``(channels,)``; if `eps` is negative or NaN; if `out` has another shape or dtype than the result, is read-only, or
-        has a stride of 0 along an axis longer than 1.
+        ``(channels,)``; if `eps` is negative, NaN or beyond the dtype of the computation; if `out` has another shape or
+        dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 

@@ -524,3 +524,21 @@ def test_subclasses_come_back_as_arrays(tmp_path, rng):
     memmap[...] = rng.standard_normal((4, 8))
     assert type(fastnorm.rms_norm(memmap)) is np.ndarray
     assert fastnorm.rms_norm(memmap, out=memmap) is memmap
+
+
+def test_a_result_without_memory_of_its_own_is_refused_every_time():
+    """The shortcut of small calls must not accept what the long way refuses."""
+    row = np.arange(8, dtype=np.float32)
+    x, residual = np.lib.stride_tricks.as_strided(row, (4, 8), (0, 4)), np.ones((4, 8), np.float32)
+    for _ in range(3):
+        fastnorm.add_rms_norm(residual.copy(), residual)
+        with pytest.raises(ValueError, match="must have its own memory"):
+            fastnorm.add_rms_norm(x, residual, out=x)
+    assert (row == np.arange(8)).all()
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(np.float32, 1e39), (np.float16, 1e39), (np.float64, np.inf)])
+def test_an_eps_beyond_the_computation(dtype, eps):
+    for shape in ((2, 4), (300, 400)):
+        with pytest.raises(ValueError, match="rms_norm: eps must be within the range of float"):
+            fastnorm.rms_norm(np.ones(shape, dtype), eps=eps)

@@ -73,7 +73,7 @@ def test_all_schedules_agree(rng, monkeypatch, norm, n, eps, weights):
         weight[1::4] *= np.float32(1e35)
     if weights == "one number":
         weight = np.broadcast_to(weight[:1], n)
-    both = schedules._ready(norm, x.dtype, eps)[1]
+    both = schedules.both_eps(norm, x.dtype, eps)
     weights = weight_and_bias(norm, weight)
     wanted = by_rows(norm, x, weights, both)
     assert_same_bits(by_rows(norm, x, weights, both, STREAMING), wanted)

@@ -55,7 +55,7 @@ def guarded():
 
 
 def eps_of(eps, dtype):
-    return schedules._ready("rms_norm", np.dtype(dtype), eps)[1]
+    return schedules.both_eps("rms_norm", np.dtype(dtype), eps)
 
 
 @pytest.mark.parametrize("at_end", [False, True])

@@ -5,11 +5,11 @@ import functools
 import numpy as np
 
 from .._compile import kernel
-from .._sums import apart
+from .._two_passes import apart
 from .._vocabulary import COMPUTED, STORED
 from . import norms
 from .layout import SMALL, planes
-from .norms import PARALLEL, PLAIN, STREAM, STREAMING, all_given, both_eps, dense, step_of
+from .norms import PARALLEL, PLAIN, STREAM, STREAMING, all_given, as_neighbours, both_eps, step_of
 from .threads import share
 
 
@@ -51,7 +51,7 @@ def _by_rows(norm, stored, view, parameters, eps, streaming):
     x, residual, kept, out = arrays
     if all(a.strides[-1] == a.itemsize for a in arrays):
         run = kernel("fastnorm._cpu.rows:sum_rows", norm, *stored)
-        run = run.over(dimension, x, residual, *dense(parameters), eps, streaming, kept, out)
+        run = run.over(dimension, x, residual, *as_neighbours(parameters), eps, streaming, kept, out)
     else:
         run = kernel("fastnorm._cpu.small:sum_rows", norm, *stored)
         run = run.over(dimension, x, residual, *parameters, eps, kept, out)

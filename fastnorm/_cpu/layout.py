@@ -15,7 +15,7 @@ LANES = 64  # numbers that a kernel computes with at once: chains of a row, or c
 SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next
 NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to short runs than it saves; then wide ones
 FEW = 8  # elements of a row up to which its mean is summed exactly: 6 ns an element
-CHAIN_LEVELS = 7  # partial sums of a tree over the 64 chains of a block
+CHAIN_LEVELS = 6  # partial sums of a tree over the 64 chains of a block
 
 
 def result_rows(centred):

@@ -29,14 +29,14 @@ def _normalise(norm, x, parameters, eps, out):
     if x.itemsize == 2:
         stored = STORED[x.dtype.name]
         x, out = x.view(stored), out.view(stored)
-    by_rows, eps = _ready(norm, x.dtype, eps)
+    eps = both_eps(norm, x.dtype, eps)
     parameters = all_given(parameters, x.shape[-1], eps.dtype)
     if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
         if x.ndim == 1:
             x, out = x[None], out[None]
-        by_rows(x, *parameters, eps, out)
+        small_rows(norm, x.dtype)(x, *parameters, eps, out)
     else:
-        _normalise_large(norm, x, parameters, eps, out, by_rows)
+        _normalise_large(norm, x, parameters, eps, out)
 
 
 class SmallPlan(NamedTuple):
@@ -57,11 +57,11 @@ def small_plan(norm, dtype, eps):
     return SmallPlan(kernel(*makers).ufunc, both_eps(norm, dtype, eps), _ones, _zeros if NORMS[norm].biased else None)
 
 
-def _normalise_large(norm, x, parameters, eps, out, by_rows):
+def _normalise_large(norm, x, parameters, eps, out):
     streaming = streaming_of(x, out)
     view = planes(x, out)
     if view is None:  # strides beyond description: the ufunc finds its way, on one thread
-        by_rows(x, *parameters, eps, out)
+        small_rows(norm, x.dtype)(x, *parameters, eps, out)
     elif view.by_columns:
         _by_columns(norm, view, parameters, eps, streaming)
     elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):
@@ -85,13 +85,13 @@ def _by_rows(norm, view, parameters, eps, streaming):
         x, out, dimension = x[0], out[0], "r"
     if x.strides[-1] == out.strides[-1] == x.itemsize:
         run = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
-        run = run.over(dimension, x, *dense(parameters), eps, streaming, out)
+        run = run.over(dimension, x, *as_neighbours(parameters), eps, streaming, out)
     else:
         run = kernel("fastnorm._cpu.small:rows", norm, x.dtype.name).over(dimension, x, *parameters, eps, out)
     share(run, len(x), step_of(x))
 
 
-def dense(parameters):
+def as_neighbours(parameters):
     """Weight and bias as the kernels over rows of neighbours take them: neighbours, too, or one number for all."""
     return [p if p.strides[0] in (0, p.itemsize) else np.ascontiguousarray(p) for p in parameters]
 
@@ -160,12 +160,12 @@ unit_norm = functools.partial(_normalise, "unit_norm")
 layer_norm = functools.partial(_normalise, "layer_norm")
 
 
+def small_rows(norm, dtype):
+    """The ufunc over rows in a cache, or of any strides."""
+    return kernel("fastnorm._cpu.small:rows", norm, dtype.name).ufunc
+
+
 @functools.lru_cache(maxsize=256)
-def _ready(norm, dtype, eps):
-    """The ufunc over rows, and eps as kernels take it."""
-    return kernel("fastnorm._cpu.small:rows", norm, dtype.name).ufunc, both_eps(norm, dtype, eps)
-
-
 def both_eps(norm, dtype, eps):
     """Eps, and eps as a lifted row sees it: lifted before underflow can take it."""
     computed = COMPUTED[dtype.name]

@@ -78,10 +78,10 @@ def measure(norm, dtype):
     shift_of = shift_in if norm.centred else no_shift_in
 
     def kernel(x, shift, eps, statistics):
-        about = shift_of(shift)
+        origin = shift_of(shift)
         tree = stack_of(nothing, DEPTH)
-        piece = summarise(join, tree, pointer_to(x), x.strides[0], len(x), about, eps[1], bounds)
-        write_statistics(statistics, piece, about)
+        piece = summarise(join, tree, pointer_to(x), x.strides[0], len(x), origin, eps[1], bounds)
+        write_statistics(statistics, piece, origin)
         forget_exceptions()
 
     return Source(kernel, "(n),(o),(p),(s)", f"void({dtype}[:], {computed}[:], {computed}[:], {computed}[:])", ("statistics",))
@@ -94,14 +94,14 @@ def join(norm, computed):
     shift_of = shift_in if norm.centred else no_shift_in
 
     def kernel(statistics, shift, row):
-        about = shift_of(shift)
+        origin = shift_of(shift)
         tree = stack_of(nothing, DEPTH)
         top = 0
         for i in range(len(statistics)):
-            top = climb(join, tree, top, i, read_statistics(statistics[i], about))
+            top = climb(join, tree, top, i, read_statistics(statistics[i], origin))
         whole = root(join, tree, top)
-        write_statistics(row, whole, about)
-        correct_shift(whole, about, shift, bounds)
+        write_statistics(row, whole, origin)
+        correct_shift(whole, origin, shift, bounds)
         forget_exceptions()
 
     return Source(kernel, "(k,s),(o),(s)", f"void({computed}[:,:], {computed}[:], {computed}[:])", ("shift", "row"))
@@ -116,8 +116,8 @@ def apply(norm, dtype):
 
     @inlined
     def run(x, weight, bias, eps, row, shift, streaming, out):
-        about = shift_of(shift)
-        factors = settle(read_statistics(row, about), about, eps[0], eps[1], bounds)
+        origin = shift_of(shift)
+        factors = settle(read_statistics(row, origin), origin, eps[0], eps[1], bounds)
         xp, op, n = pointer_to(x), pointer_to(out), len(x)
         w, b = parameter(weight, stack_of(bounds.zero, LANES)), parameter(bias, stack_of(bounds.zero, LANES))
         fast = factors.common and x.strides[0] == itemsize(xp) and out.strides[0] == itemsize(op)

@@ -161,7 +161,7 @@ def schedule(norm, computed):
 
 
 def rows(norm, dtype):
-    """Kernel: normalise rows of any strides."""
+    """Kernel: normalise rows of neighbours. It does not look at the stride of their elements."""
     computed = COMPUTED[dtype]
     run, _ = schedule(norm, computed)
 

@@ -301,7 +301,8 @@ def either(is_this, this, other):
     def choose(*arguments):
         return this if any(map(is_this, arguments)) else other
 
-    function.__name__, function.__doc__ = this.__name__, this.__doc__
+    described = this if this.__doc__ else other
+    function.__name__, function.__doc__ = described.__name__.strip("_"), described.__doc__
     return function
 
 

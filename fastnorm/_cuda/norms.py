@@ -7,7 +7,7 @@ import cupy
 import numpy as np
 
 from .._math import NORMS
-from .._sums import apart
+from .._two_passes import apart
 from .._vocabulary import RANGES
 from . import launch
 
