@@ -222,7 +222,7 @@ def test_an_edited_source_is_another_key(tmp_path, source):
     formulas = copy / "_math.py"
     text = formulas.read_text()
     assert "return x * row.inverse * weight" in text
-    formulas.write_text(text.replace("return x * row.inverse * weight", "return x * inverse * weight + weight"))
+    formulas.write_text(text.replace("return x * row.inverse * weight", "return x * row.inverse * weight + weight"))
     assert run(**environment) != before
     formulas.write_text(text)
     assert run(**environment) == before
