@@ -1,5 +1,6 @@
 """Transformer normalisation for NumPy and CuPy arrays, without PyTorch."""
 
+from . import _interpreter as _interpreter  # isort: skip - first, as nothing else imports where this refuses
 from ._config import show_config
 from ._cpu.threads import get_num_threads, set_num_threads
 from .consistency import attention_scale, init_std

@@ -13,6 +13,7 @@ import pytest
 from calls import NORMS, call, inputs
 
 import fastnorm
+from fastnorm import _interpreter
 
 BEGIN = """
 import os, sys, warnings
@@ -229,3 +230,23 @@ def test_a_result_too_large_for_memory():
     with pytest.raises(MemoryError):
         fastnorm.rms_norm(np.broadcast_to(row, (1 << 30, 1 << 20)))
     assert (row == 1).all()
+
+
+# ---------------------------------------------------------------------------------------------------- interpreters
+def test_subinterpreters_are_refused(tmp_path):
+    (tmp_path / "guest.py").write_text("try:\n    import fastnorm\nexcept ImportError as error:\n    print(error)\n")
+    text = """
+        try:
+            import _interpreters
+        except ImportError:
+            import _xxsubinterpreters as _interpreters
+        program = open(os.path.join(os.path.dirname(__file__), "guest.py")).read()
+        _interpreters.run_string(_interpreters.create(), program)
+    """
+    assert run(tmp_path, text).startswith("fastnorm does not support subinterpreters: ")
+
+
+def test_free_threaded_builds_are_refused():
+    with pytest.raises(ImportError, match=r"^fastnorm does not support free-threaded builds of Python: "):
+        _interpreter.check(abiflags="t")
+    _interpreter.check(abiflags="d")
