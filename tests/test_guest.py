@@ -88,6 +88,30 @@ def test_children_of_children(tmp_path):
     assert run(tmp_path, text) == "True"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_do_not_crowd_one_another(tmp_path, method):
+    """One thread a worker, unless somebody says otherwise."""
+    text = f"""
+        def number(_=None):
+            return fastnorm.get_num_threads()
+        if __name__ == "__main__":
+            import concurrent.futures, multiprocessing
+            number()
+            context = multiprocessing.get_context("{method}")
+            with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+                print(set(pool.map(number, range(4))), number() == len(os.sched_getaffinity(0)))
+            os.environ["FASTNORM_NUM_THREADS"] = "3"
+            if "{method}" != "forkserver":  # its environment is that of the time when it was started
+                with context.Pool(2) as pool:
+                    print(set(pool.map(number, range(4))))
+            else:
+                print({{3}})
+    """
+    environment = {"FASTNORM_NUM_THREADS": "", "OMP_NUM_THREADS": ""}
+    assert run(tmp_path, text, **environment).split("\n") == ["{1} True", "{3}"]
+
+
 # -------------------------------------------------------------------------------------------------- beside others
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", ["workqueue", "omp"])

@@ -196,8 +196,20 @@ def test_pool_of_forked_processes():
     assert printed == str([True] * 9)
 
 
+LONG_CALLS = {
+    "rms_norm": "fastnorm.rms_norm(x, out=out)",
+    "columns": "fastnorm.layer_norm(x.T, axis=1, out=out.T)",
+    "groups": "fastnorm.group_norm(x.reshape(3, 32, -1), 4, out=out.reshape(3, 32, -1))",
+    "one group": "fastnorm.group_norm(x.reshape(1, 96, -1), 1, out=out.reshape(1, 96, -1))",
+    "sums": "fastnorm.add_rms_norm(x.reshape(-1, 4096), out.reshape(-1, 4096), out=out.reshape(-1, 4096))",
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["rms_norm", *(pytest.param(w, marks=pytest.mark.slow) for w in LONG_CALLS if w != "rms_norm")]
+)
 @pytest.mark.parametrize("n", [1, 2])
-def test_ctrl_c(n):
+def test_ctrl_c(n, what):
     """A long call ends within half a second, and the library goes on."""
     printed = in_process(
         f"""
@@ -208,6 +220,8 @@ def test_ctrl_c(n):
         out = np.empty_like(x)
         fastnorm.rms_norm(x[0, :1 << 18])  # compiles what the loop needs, since an interrupt there is another matter
         fastnorm.rms_norm(x[:, :100000])
+        {LONG_CALLS[what]}
+        out[...] = 0
         def press():
             time.sleep(0.3)
             press.at = time.perf_counter()
@@ -215,7 +229,7 @@ def test_ctrl_c(n):
         threading.Thread(target=press).start()
         try:
             while True:
-                fastnorm.rms_norm(x, out=out)
+                {LONG_CALLS[what]}
         except KeyboardInterrupt:
             print(time.perf_counter() - press.at < 0.5)
         print(bool(np.allclose(fastnorm.rms_norm(x[:, :100000]), 1)))

@@ -11,6 +11,7 @@ import operator
 import os
 import pathlib
 import queue
+import sys
 import threading
 
 
@@ -108,7 +109,8 @@ def get_num_threads():
     Returns
     -------
     int
-        What `set_num_threads` set; before that ``FASTNORM_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the number of
+        What `set_num_threads` set; before that ``FASTNORM_NUM_THREADS``, else ``OMP_NUM_THREADS``, else 1 in a worker of
+        `multiprocessing` (hence of `concurrent.futures` and Dask), where others have the other processors, else the number of
         processors that this process may use by its affinity and by the quota of its container.
 
     Examples
@@ -117,10 +119,12 @@ def get_num_threads():
     >>> fastnorm.get_num_threads() >= 1
     True
     """
-    global _num_threads
-    if _num_threads is None:
-        _num_threads = _default()
-    return _num_threads
+    global _default_number
+    if _num_threads is not None:
+        return _num_threads
+    if _default_number is None:
+        _default_number = _default()
+    return _default_number
 
 
 class set_num_threads:  # noqa: N801 - a function that is a context manager too
@@ -159,7 +163,7 @@ class set_num_threads:  # noqa: N801 - a function that is a context manager too
             raise TypeError(f"set_num_threads: n must be an integer, got {n!r}")
         if number < 1:
             raise ValueError(f"set_num_threads: n must be at least 1, got {n}")
-        self._before = get_num_threads()
+        self._before = _num_threads
         _num_threads = number
 
     def __enter__(self):
@@ -175,8 +179,16 @@ def _default():
         first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one number a level
         if first.isascii() and first.isdigit() and int(first) > 0:
             return int(first)
+    if _is_worker():
+        return 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, _quota(allowed)))
+
+
+def _is_worker():
+    """True in a process that `multiprocessing` has started."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None
 
 
 def _quota(otherwise, root="/sys/fs/cgroup", groups="/proc/self/cgroup"):
@@ -204,11 +216,13 @@ def _quota(otherwise, root="/sys/fs/cgroup", groups="/proc/self/cgroup"):
 
 
 def _after_fork():
-    global _pool
+    global _pool, _default_number
     _pool = _Pool()  # threads do not survive a fork, and the lock may have been held
+    _default_number = None  # the child may be a worker among others
 
 
 _pool = _Pool()
-_num_threads = None
+_num_threads = None  # what `set_num_threads` set
+_default_number = None
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
