@@ -185,6 +185,19 @@ def test_joblib(rng, backend):
         assert {threads for _, threads in results} == {max(1, joblib.cpu_count() // 2)}
 
 
+@pytest.mark.slow
+def test_dask_workers(tmp_path):
+    """Two processes of two threads each."""
+    text = """
+        if __name__ == "__main__":
+            import distributed
+            with distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster:
+                with distributed.Client(cluster) as client:
+                    print(client.gather(client.map(work, range(8))) == [True] * 8)
+    """
+    assert run(tmp_path, text) == "True"
+
+
 def test_executors(rng):
     x = rng.standard_normal((1024, 1024)).astype(np.float32)
     wanted = right(x)
