@@ -10,6 +10,7 @@ from calls import call, parameters
 from numba import njit
 
 import fastnorm
+from fastnorm._bench import oracles
 from fastnorm._cpu import half
 from fastnorm._cpu.memory import get, load, load_first, pointer_to, put, shifted, store, store_first
 
@@ -132,14 +133,6 @@ def test_sums_are_rounded_before_they_are_normalised(rng, norm, x_name, residual
             assert all_same(call("add_" + norm, overwritten, axis, overwritten), wanted)
 
 
-def rounded_once(wide, dtype):
-    """float64 numbers in `dtype`. ml_dtypes casts to bfloat16 by way of float32: here the place to round at is worked out."""
-    if dtype.name != "bfloat16":
-        return wide.astype(dtype)
-    step = np.ldexp(1.0, np.maximum(np.frexp(wide)[1] - 1, -126) - 7)
-    return (np.rint(wide / step) * step).astype(dtype)
-
-
 @pytest.mark.parametrize("name", [*DTYPES, "float32"])
 def test_sums_with_float64(rng, name):
     """Computed in float64 if one of the two is."""
@@ -151,10 +144,10 @@ def test_sums_with_float64(rng, name):
             y, h = call("add_" + norm, [x, residual], weights=weights)
             assert h.dtype == np.float64
             assert (h == x.astype(np.float64) + residual).all()
-            assert all_same([y], [rounded_once(call(norm, [h], weights=weights)[0], dtype)])
+            assert all_same([y], [oracles.rounded_once(call(norm, [h], weights=weights)[0], dtype)])
             assert y.dtype == dtype
             y, h = call("add_" + norm, [residual, x], weights=weights)
-            assert same(h, rounded_once(x.astype(np.float64) + residual, dtype))
+            assert same(h, oracles.rounded_once(x.astype(np.float64) + residual, dtype))
             np.testing.assert_array_equal(y, call(norm, [h.astype(np.float64)], weights=weights)[0])
 
 

@@ -71,8 +71,16 @@ def _sum(x, residual):
     """``x + residual`` as it is kept, and the same numbers in the dtype of the computation."""
     x, residual = np.asarray(x), np.asarray(residual)
     computed = np.float64 if np.float64 in (_result_dtype(x), _result_dtype(residual)) else np.float32
-    h = (x.astype(computed) + residual.astype(computed)).astype(_result_dtype(residual))
+    h = rounded_once(x.astype(computed) + residual.astype(computed), _result_dtype(residual))
     return h, h.astype(computed)
+
+
+def rounded_once(wide, dtype):
+    """`wide` in `dtype`, rounded once: ml_dtypes casts float64 to bfloat16 by way of float32, so the place is found here."""
+    if dtype.name == "bfloat16" and wide.dtype == np.float64:
+        step = np.ldexp(1.0, np.maximum(np.frexp(wide)[1] - 1, -126) - 7)
+        wide = np.rint(wide / step) * step
+    return wide.astype(dtype)
 
 
 def _mean(x, axis):
