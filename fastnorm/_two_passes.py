@@ -12,7 +12,7 @@ def apart(arrays, norm, x, residual, parameters, eps, out, kept):
     """
     computed = "float64" if np.float64 in (x.dtype, residual.dtype) else "float32"
     with np.errstate(all="ignore"):
-        if kept.dtype == computed or kept.itemsize > 2:
+        if kept.itemsize > 2:
             arrays.add(x, residual, out=kept, dtype=computed, casting="same_kind")
         else:
             kept[...] = _for_rounding(arrays.add(x, residual, dtype=computed, casting="same_kind"), kept)

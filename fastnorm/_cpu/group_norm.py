@@ -4,9 +4,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .._compile import kernel
-from .._vocabulary import STORED
 from .layout import LANES, SMALL
-from .norms import LONG, PARALLEL, PLAIN, both_eps, measure_row, step_of, streaming_of
+from .norms import LONG, PARALLEL, PLAIN, all_given, as_stored, both_eps, measure_row, step_of, streaming_of
 from .threads import get_num_threads, share
 
 NORM = "layer_norm"  # whose formulas a group follows
@@ -14,14 +13,10 @@ NORM = "layer_norm"  # whose formulas a group follows
 
 def group_norm(x, parameters, eps, out):
     """Normalise groups: `x` and `out` are of shape (batch, groups, before, channels, after), weight and bias flat, or None."""
-    if x.itemsize == 2:
-        stored = STORED[x.dtype.name]
-        x, out = x.view(stored), out.view(stored)
+    x, out = as_stored(x), as_stored(out)
     eps = both_eps(NORM, x.dtype, eps)
     groups, before, channels, after = x.shape[1:]
-    absent = np.ones(1, eps.dtype), np.zeros(1, eps.dtype)
-    given = [np.broadcast_to(a, groups * channels) if p is None else p for p, a in zip(parameters, absent, strict=True)]
-    weights = [p.reshape(groups, channels) for p in given]
+    weights = [p.reshape(groups, channels) for p in all_given(parameters, groups * channels, eps.dtype)]
     rows, out_rows = _rows(x), _rows(out)
     if rows is None or out_rows is None:
         _scattered(x, weights, eps, out)
@@ -36,9 +31,9 @@ def group_norm(x, parameters, eps, out):
     n, count = rows.shape[2], rows.shape[0] * rows.shape[1]
     if n >= LONG and count < 2 * get_num_threads():
         for i, j in np.ndindex(rows.shape[:2]):
-            _by_pieces(rows[i, j], [w[j] for w in weights], eps, out_rows[i, j], streaming_of(x, out))
+            _by_pieces(rows[i, j], [w[j] for w in weights], eps, out_rows[i, j], streaming_of(out, x))
     else:
-        _dense(rows, weights, eps, out_rows, by_channel, streaming_of(x, out))
+        _dense(rows, weights, eps, out_rows, by_channel, streaming_of(out, x))
 
 
 def _rows(x):
@@ -55,7 +50,7 @@ def _dense(x, weights, eps, out, by_channel, streaming):
     """Tasks are images, or groups of one image after the other."""
     run = kernel("fastnorm._cpu.groups:dense", NORM, x.dtype.name, by_channel)
     images, groups = x.shape[:2]
-    if x.size <= SMALL or x.size < 2 * PARALLEL:
+    if x.size < 2 * PARALLEL:
         run.ufunc(x, *weights, eps, PLAIN, out)
     elif images >= 2 * get_num_threads():
         share(run.over(None, x, *weights, eps, streaming, out), images, step_of(x))

@@ -15,6 +15,7 @@ LANES = 64  # numbers that a kernel computes with at once: chains of a row, or c
 SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from one reading to the next
 NARROW, WIDE = 256, 2048  # columns: a slab narrower than this loses more to short runs than it saves; then wide ones
 FEW = 8  # elements of a row up to which its mean is summed exactly: 6 ns an element
+SLOTS = 4  # numbers that the statistics of a piece take: scale, count, squares, total (if they are about a shift)
 CHAIN_LEVELS = 6  # partial sums of a tree over the 64 chains of a block
 
 
@@ -62,6 +63,18 @@ def planes(*arrays):
         return None
     outer = lead.pop() if lead else nothing
     return Planes([_stack(a, i, outer, inner, columns) for i, a in enumerate(arrays)], columns)
+
+
+def tasks(view):
+    """Arrays whose first axis is for threads to share, and the kernel's dimension that it is: "r", or None for planes."""
+    if len(view.arrays[0]) > 1:
+        return view.arrays, None
+    return [a[0] for a in view.arrays], "r"
+
+
+def are_dense(*arrays):
+    """True if the elements along the last axis are neighbours in all arrays."""
+    return all(a.strides[-1] == a.itemsize for a in arrays)
 
 
 def _merged(arrays):

@@ -12,7 +12,7 @@ import numpy as np
 from .._compile import kernel
 from .._math import NORMS
 from .._vocabulary import COMPUTED, RANGES, STORED
-from .layout import LANES, SMALL, planes, row_count, scratch_rows, slab_width
+from .layout import LANES, SLOTS, SMALL, are_dense, planes, row_count, scratch_rows, slab_width, tasks
 from .threads import get_num_threads, share
 
 PARALLEL = 1 << 19  # elements a task should have at least, so that another thread can pay: 90 us of work, awake within 30
@@ -26,12 +26,10 @@ PLAIN, STREAMING = np.array([False]), np.array([True])
 
 def _normalise(norm, x, parameters, eps, out):
     """Choose the schedule. `parameters`: the weight, and the bias of a norm that has one; None for one that is not given."""
-    if x.itemsize == 2:
-        stored = STORED[x.dtype.name]
-        x, out = x.view(stored), out.view(stored)
+    x, out = as_stored(x), as_stored(out)
     eps = both_eps(norm, x.dtype, eps)
     parameters = all_given(parameters, x.shape[-1], eps.dtype)
-    if x.size <= SMALL or (x.size < 2 * PARALLEL and x.strides[-1] == out.strides[-1] == x.itemsize):
+    if x.size <= SMALL or (x.size < 2 * PARALLEL and are_dense(x, out)):
         if x.ndim == 1:
             x, out = x[None], out[None]
         small_rows(norm, x.dtype)(x, *parameters, eps, out)
@@ -58,7 +56,7 @@ def small_plan(norm, dtype, eps):
 
 
 def _normalise_large(norm, x, parameters, eps, out):
-    streaming = streaming_of(x, out)
+    streaming = streaming_of(out, x)
     view = planes(x, out)
     if view is None:  # strides beyond description: the ufunc finds its way, on one thread
         small_rows(norm, x.dtype)(x, *parameters, eps, out)
@@ -72,18 +70,21 @@ def _normalise_large(norm, x, parameters, eps, out):
         _by_rows(norm, view, parameters, eps, streaming)
 
 
-def streaming_of(x, out):
-    """The flag of kernels that says whether the result goes past the caches."""
-    return STREAMING if x.nbytes + out.nbytes >= STREAM and not np.may_share_memory(x, out) else PLAIN
+def as_stored(array):
+    """An array as kernels take it: 16-bit floats go by the names of integers."""
+    return array.view(STORED[array.dtype.name]) if array.itemsize == 2 else array
+
+
+def streaming_of(out, *others):
+    """The flag of kernels that says whether the result goes past the caches; `others` are read, or written beside it."""
+    apart = not any(np.may_share_memory(out, one) for one in others)
+    return STREAMING if apart and out.nbytes + sum(one.nbytes for one in others) >= STREAM else PLAIN
 
 
 def _by_rows(norm, view, parameters, eps, streaming):
     """Tasks are rows of a plane, or planes if there are several."""
-    x, out = view.arrays
-    dimension = None
-    if len(x) == 1:
-        x, out, dimension = x[0], out[0], "r"
-    if x.strides[-1] == out.strides[-1] == x.itemsize:
+    (x, out), dimension = tasks(view)
+    if are_dense(x, out):
         run = kernel("fastnorm._cpu.rows:rows", norm, x.dtype.name)
         run = run.over(dimension, x, *as_neighbours(parameters), eps, streaming, out)
     else:
@@ -116,7 +117,8 @@ def measure_row(norm, x, eps):
     dtype = x.dtype.name
     n = len(x)
     piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)
-    statistics, row, shift = np.empty((-(-n // piece), 4), eps.dtype), np.empty(4, eps.dtype), np.zeros(1, eps.dtype)
+    statistics, row = np.empty((-(-n // piece), SLOTS), eps.dtype), np.empty(SLOTS, eps.dtype)
+    shift = np.zeros(1, eps.dtype)
     measure = kernel("fastnorm._cpu.pieces:measure", norm, dtype).without_gil
     join = kernel("fastnorm._cpu.pieces:join", norm, eps.dtype.name).without_gil
     if NORMS[norm].centred:

@@ -10,9 +10,6 @@ from .memory import fence, forget_exceptions, itemsize, pointer_to, stack_of
 from .rows import signature
 from .simd import LANES, inlined
 
-# A piece's statistics lie in memory as scale, count, squares, total (if it is centred).
-SLOTS = 4
-
 
 @inlined
 def shift_in(array):

@@ -27,7 +27,6 @@ from .layout import BLOCK
 from .memory import fence, forget_exceptions, itemsize, pointer_to, shifted, stack_like, stack_of
 from .simd import LANES, inlined
 from .sources import (
-    Sum,
     ask,
     dense,
     in_step,
@@ -39,6 +38,8 @@ from .sources import (
     memory_of,
     moved,
     read,
+    strides_of,
+    sum_of,
 )
 
 # Elements: rows this long are asked for so far ahead (0.94 of copy instead of 0.81); rows of 512 lose by it (0.73, not 0.98).
@@ -186,13 +187,11 @@ def sum_rows(norm, dtype, residual_dtype):
     run, _ = schedule(norm, computed)
 
     def plain(x, residual, weight, eps, streaming, kept, out):
-        source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
-        row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
+        source, row_stride = sum_of(x, residual, kept), strides_of(x, residual, kept, 0)
         run(source, row_stride, weight, weight, eps, streaming, out)
 
     def biased(x, residual, weight, bias, eps, streaming, kept, out):
-        source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
-        row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
+        source, row_stride = sum_of(x, residual, kept), strides_of(x, residual, kept, 0)
         run(source, row_stride, weight, bias, eps, streaming, out)
 
     kernel, layout, types = signature(norm, computed, plain, biased)

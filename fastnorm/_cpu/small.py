@@ -12,7 +12,7 @@ from .blocks import DEPTH, guess_shift, no_shift, no_statistics, on_centre, summ
 from .memory import forget_exceptions, pointer_to, shifted, stack_of
 from .rows import signature
 from .simd import LANES, inlined
-from .sources import Sum, is_dense, moved
+from .sources import is_dense, moved, strides_of, sum_of
 
 
 def schedule(norm, computed):
@@ -69,14 +69,12 @@ def sum_rows(norm, dtype, residual_dtype):
     run = schedule(norm, computed)
 
     def plain(x, residual, weight, eps, kept, out):
-        source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
-        row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
-        run(source, row_stride, Sum(x.strides[1], residual.strides[1], kept.strides[1]), weight, weight, eps, out)
+        source, row_stride = sum_of(x, residual, kept), strides_of(x, residual, kept, 0)
+        run(source, row_stride, strides_of(x, residual, kept, 1), weight, weight, eps, out)
 
     def biased(x, residual, weight, bias, eps, kept, out):
-        source = Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
-        row_stride = Sum(x.strides[0], residual.strides[0], kept.strides[0])
-        run(source, row_stride, Sum(x.strides[1], residual.strides[1], kept.strides[1]), weight, bias, eps, out)
+        source, row_stride = sum_of(x, residual, kept), strides_of(x, residual, kept, 0)
+        run(source, row_stride, strides_of(x, residual, kept, 1), weight, bias, eps, out)
 
     kernel, layout, types = signature(norm, computed, plain, biased)
     x, residual = f"{dtype}[:,:]", f"{residual_dtype}[:,:]"

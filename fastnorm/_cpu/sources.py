@@ -8,8 +8,22 @@ second reading, after the same elements were read: so `kept` may be x or residua
 from typing import Any, NamedTuple
 
 from .edges import LINE, flush, stream_begin, stream_end
-from .memory import address, get, itemsize, load, load_first, prefetch, put, rounded, shifted, store, store_first, stream
-from .simd import LANES, either
+from .memory import (
+    address,
+    get,
+    itemsize,
+    load,
+    load_first,
+    pointer_to,
+    prefetch,
+    put,
+    rounded,
+    shifted,
+    store,
+    store_first,
+    stream,
+)
+from .simd import LANES, either, inlined
 
 
 class Sum(NamedTuple):
@@ -18,6 +32,18 @@ class Sum(NamedTuple):
     x: Any
     residual: Any
     kept: Any
+
+
+@inlined
+def sum_of(x, residual, kept):
+    """The elements of a sum, from the beginning of three arrays on."""
+    return Sum(pointer_to(x), pointer_to(residual), pointer_to(kept))
+
+
+@inlined
+def strides_of(x, residual, kept, axis):
+    """The strides that go with them, along an axis."""
+    return Sum(x.strides[axis], residual.strides[axis], kept.strides[axis])
 
 
 def _of(memory, total):
@@ -161,6 +187,7 @@ def _is_lasting(source):
     return True
 
 
+@inlined
 def _is_lasting_sum(source):
     return address(source.kept) != address(source.x) and address(source.kept) != address(source.residual)
 
@@ -172,8 +199,7 @@ def _in_step(source, stride, out, out_stride):
 
 def _in_step_sum(source, stride, out, out_stride):
     alike = itemsize(source.kept) == itemsize(out) and stride.kept == out_stride
-    apart = address(source.kept) != address(source.x) and address(source.kept) != address(source.residual)
-    return alike and apart and (address(source.kept) - address(out)) % LINE == 0
+    return alike and _is_lasting_sum(source) and (address(source.kept) - address(out)) % LINE == 0
 
 
 def _keep_begin(source, values, edge, held, streaming):
