@@ -15,7 +15,7 @@ def _parser():
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     bench = commands.add_parser("bench", help="how fast the norms are here, beside a copy and other libraries")
-    bench.add_argument("--quick", action="store_true", help="half a minute: smaller arrays, fewer rounds")
+    bench.add_argument("--quick", action="store_true", help="about a minute: smaller arrays, fewer rounds")
     bench.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     bench.add_argument("--plot", metavar="FILE", help="also draw the rates; .png, .svg or .pdf")
     bench.add_argument("--peers", metavar="NAMES", default="all", help="other libraries: all, none, or such as numpy,torch")
