@@ -30,11 +30,13 @@ def as_array(function, name, value, arrays, dtypes):
     return value
 
 
-def _check_members(function, name, value):
+def _check_members(function, name, value, depth=1):
     """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
+    if depth > 64:
+        raise TypeError(f"{function}: {name} must be a list of numbers, got one nested more than 64 deep")
     for member in value if isinstance(value, (list, tuple)) else ():
         if isinstance(member, (list, tuple)):
-            _check_members(function, name, member)
+            _check_members(function, name, member, depth + 1)
         elif library_of(member) is None and not isinstance(member, (str, bytes, complex)) and member is not None:
             raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
 

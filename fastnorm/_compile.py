@@ -12,7 +12,6 @@ Cached code is executed, so it is read only from a folder that belongs to this u
 """
 
 import ctypes
-import functools
 import hashlib
 import importlib
 import json
@@ -33,13 +32,25 @@ _lock = threading.RLock()
 _kernels: dict[tuple, "Kernel"] = {}
 
 
-def _after_fork():
-    global _lock
-    _lock = threading.RLock()  # the parent may have been compiling in another thread
+def _hold():
+    """Let no fork happen while a thread compiles, here or in numba: the child would have its locks, and not the thread."""
+    _lock.acquire()
+    numbas = sys.modules.get("numba.core.compiler_lock")
+    _held.append(getattr(numbas, "global_compiler_lock", None))
+    if _held[-1] is not None:
+        _held[-1].acquire()
 
 
+def _release():
+    numbas = _held.pop()
+    if numbas is not None:
+        numbas.release()
+    _lock.release()
+
+
+_held: list[Any] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
 
 
 class Source(NamedTuple):
@@ -49,6 +60,13 @@ class Source(NamedTuple):
     layout: str  # a gufunc signature whose operands are all inputs, outputs too: NumPy never copies them behind our back
     types: str  # the operands' numba types
     writable: tuple[str, ...]
+
+
+class Scratch(NamedTuple):
+    """In the place of an array of `Kernel.over`: room for so many numbers, new for each run, since threads run side by side."""
+
+    size: int
+    dtype: Any
 
 
 class Kernel:
@@ -78,7 +96,7 @@ class Kernel:
             layout,
             tuple(code["writable"]),
         )
-        self.ufunc = ufunc if IS_X86 else np.errstate(all="ignore")(ufunc)  # x86 kernels clear the flags they raise
+        self.ufunc = ufunc if IS_X86 else np.errstate(all="ignore")(ufunc)  # on x86 it leaves the flags as they were
         self._loop = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(address)
         self._cores = [core.split(",") for core in layout[1:-1].split("),(")]
         self._names = names = list(dict.fromkeys(name for core in self._cores for name in core))
@@ -103,13 +121,15 @@ class Kernel:
         What does not change from part to part is looked up once, since asking an array for its address takes 1 us.
         """
         outer, core, moves, shapes = [], [], [], []
+        rooms = [(i, one) for i, one in enumerate(arrays) if type(one) is Scratch]
+        arrays = [np.empty(one.size, one.dtype) if type(one) is Scratch else one for one in arrays]
         for array, names in zip(arrays, self._cores, strict=True):
             extra = array.ndim - len(names)
             shapes.append(array.shape[extra:])
             outer.append(array.strides[0] if extra else 0)
             core += array.strides[extra:]
             moves.append(array.strides[extra + names.index(name)] if name in names else outer[-1] if name is None else 0)
-        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        addresses = [_address(array) for array in arrays]
         dims = [self._rows(arrays), *[shapes[i][axis] for i, axis in self._sizes]]
         place = 0 if name is None else 1 + self._names.index(name)
         steps = self._steps(*outer, *core)
@@ -117,10 +137,18 @@ class Kernel:
         def run(start, stop):
             size = self._dims(*dims)
             size[place] = stop - start
-            self._loop(self._addresses(*[a + start * m for a, m in zip(addresses, moves, strict=True)]), size, steps, None)
+            here = self._addresses(*[a + start * m for a, m in zip(addresses, moves, strict=True)])
+            own = [np.empty(*room) for _, room in rooms]
+            for (i, _), array in zip(rooms, own, strict=True):
+                here[i] = _address(array)
+            self._loop(here, size, steps, None)
 
         run.arrays = arrays  # addresses are good for as long as these live
         return run
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
 
 
 def kernel(maker, *parameters):
@@ -142,10 +170,11 @@ def _compile(name):
 
     maker, *parameters = name
     module, function = maker.split(":")
-    source = getattr(importlib.import_module(module), function)(*parameters)
+    with _numba.undisturbed():
+        source = getattr(importlib.import_module(module), function)(*parameters)
     code, library = _numba.compiled("_".join((function, *map(str, parameters))), source)
     folder = cache_folder()
-    if folder.usable:
+    if folder.usable and _signature() == _IMPORTED:  # else it may have been compiled of a source that was edited meanwhile
         _write(folder.path / _file_name(name), code, _numba.binaries(library))
     return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
 
@@ -212,47 +241,79 @@ def _read(path):
     return code, (payload[:size], payload[size:])
 
 
-@functools.cache
 def cache_folder(target=None):
     """The folder of this source, processor and set of versions; every other combination has its own.
 
     `target` returns what decides in the processor's place: a backend that compiles for something else brings its own.
     """
+    folder = _folders.get(target)
+    if folder is None:
+        folder = _find_folder(target or _processor)
+        if folder.usable:  # what was in the way may be gone next time
+            _folders[target] = folder
+    return folder
+
+
+_folders: dict[Any, Folder] = {}
+
+
+def _find_folder(target):
     try:
         root = _root()
-        path = root / _key(*(target or _processor)())
+        path = root / _key(*target())
         root.parent.mkdir(parents=True, exist_ok=True)
         for owned in (root, path):
             owned.mkdir(mode=0o700, exist_ok=True)
             _refuse_strangers(owned)
         if not os.access(path, os.W_OK):
             return Folder(path, False, "it cannot be written to")
-    except (OSError, RuntimeError, PermissionError) as error:
+    except (OSError, RuntimeError) as error:
         return Folder(None, False, str(error))
     return Folder(path, True, "")
 
 
 def _root():
+    """Absolute, since what is safe in one working directory may not be in another."""
     chosen = os.environ.get("FASTNORM_CACHE_DIR")
     if chosen:
-        return pathlib.Path(chosen).expanduser()
+        return pathlib.Path(chosen).expanduser().absolute()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
         home = pathlib.Path.home() / "Library" / "Caches"
     else:
         home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(home) / "fastnorm"
+    return pathlib.Path(home).absolute() / "fastnorm"
+
+
+def _sources():
+    """The files that this package consists of: its texts, or what was compiled of them, or the archive that it is in."""
+    package = pathlib.Path(__file__).parent
+    for suffix in ("py", "pyc"):
+        files = sorted(package.rglob(f"*.{suffix}"))
+        if files:
+            return files
+    return [parent for parent in package.parents if parent.is_file()]
+
+
+def _signature():
+    """What changes when somebody edits the source."""
+    return [(file, (status := file.stat()).st_mtime_ns, status.st_size) for file in _sources()]
+
+
+_IMPORTED = _signature()
 
 
 def _key(*versions):
     """Digest of all that decides what the compiler writes."""
     from . import __version__
 
-    digest = hashlib.sha256()
-    for file in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+    digest, signature = hashlib.sha256(), _signature()
+    if signature != _IMPORTED or not signature:
+        raise RuntimeError("the source of this process cannot be read, or was edited since")
+    for file, *_ in signature:
         digest.update(file.read_bytes())
-    digest.update(repr((__version__, *versions)).encode())  # the source may be missing: frozen, zipped, .pyc alone
+    digest.update(repr((__version__, *versions)).encode())
     return digest.hexdigest()[:24]
 
 
@@ -272,7 +333,7 @@ def _refuse_strangers(path):
     if not hasattr(os, "geteuid"):
         return  # Windows: a profile's folders are private by default
     status = os.stat(path)
-    if status.st_uid != os.geteuid():
+    if {status.st_uid, os.lstat(path).st_uid} != {os.geteuid()}:
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{path} can be written to by others")

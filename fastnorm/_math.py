@@ -7,7 +7,7 @@ element into its result. Schedules (which piece when, on which thread) belong to
 
 from typing import Any, NamedTuple
 
-from ._vocabulary import fma, magnitude, maximum, minimum, select, sqrt
+from ._vocabulary import fma, logarithm, magnitude, maximum, minimum, polynomial, select, sqrt, two_to
 
 
 # ------------------------------------------------------------------------------------------- statistics of a piece
@@ -235,6 +235,110 @@ def apply_any_centred(x, row, weight, bias, bounds):
     return select(row.common, apply_common_centred(x, row, weight, bias), rescued)
 
 
+# ----------------------------------------------------------------------------------------- exponentials up to exp(0)
+class Parts(NamedTuple):
+    """An exponential in two parts: ``power * (1 + rest)``, the first a power of two."""
+
+    power: Any
+    rest: Any
+
+
+def exponential_parts(x, numbers):
+    """``x = n * ln 2 + r``: two to the n, and ``exp(r) - 1``. Where n leaves the normal numbers, `power` is 0; NaN stays."""
+    x = maximum(numbers.least, x)
+    shifted = fma(x, numbers.log2_e, numbers.shift)
+    n = shifted - numbers.shift
+    r = fma(n, numbers.zero - numbers.ln2_low, fma(n, numbers.zero - numbers.ln2_high, x))
+    return Parts(two_to(shifted), r * polynomial(r, numbers.coefficients))
+
+
+def exponential(x, numbers):
+    """``exp(x)`` for x up to 0, within a unit in the last place; 0 where that is subnormal."""
+    parts = exponential_parts(x, numbers)
+    return fma(parts.power, parts.rest, parts.power)
+
+
+def hyperbolic_tangent(x, numbers):
+    """``tanh(x)``: of ``exp(-2 * |x|) - 1``, which is exact in relative terms near 0."""
+    parts = exponential_parts(magnitude(x) * (zero_minus(numbers.two, numbers)), numbers)
+    less_one = fma(parts.power, parts.rest, parts.power - numbers.one)
+    y = less_one / (numbers.two + less_one)
+    return select(x < numbers.zero, y, numbers.zero - y)
+
+
+def zero_minus(x, numbers):
+    """The negative."""
+    return numbers.zero - x
+
+
+# --------------------------------------------------------------------------------------------- softmax and attention
+class Weights(NamedTuple):
+    """What is known of some scores: the largest, and the sum of ``exp(score - reference(largest))``."""
+
+    largest: Any
+    total: Any
+
+
+def reference(largest, numbers):
+    """What scores are compared with: the largest, or 0 if all are minus infinity, so that their weights are 0, not NaN."""
+    return select(largest == numbers.nothing, numbers.zero, largest)
+
+
+def weight_of(score, against, numbers):
+    """The weight of a score: 1 for that of the reference."""
+    return exponential(score - against, numbers)
+
+
+class Step(NamedTuple):
+    """What changes when more scores come."""
+
+    largest: Any
+    against: Any  # what they are compared with
+    factor: Any  # of all sums so far
+
+
+def next_step(before, largest, numbers):
+    """Prepare for scores up to `largest`, after others whose largest was `before`."""
+    largest = maximum(largest, before)
+    against = reference(largest, numbers)
+    return Step(largest, against, weight_of(before, against, numbers))
+
+
+def join_weights(a, b, numbers):
+    """What is known of the scores of both."""
+    largest = maximum(a.largest, b.largest)
+    against = reference(largest, numbers)
+    total = a.total * weight_of(a.largest, against, numbers) + b.total * weight_of(b.largest, against, numbers)
+    return Weights(largest, total)
+
+
+def log_sum(weights, numbers):
+    """The logarithm of the sum of the exponentials of scores; minus infinity if there is none."""
+    return reference(weights.largest, numbers) + logarithm(weights.total)
+
+
+def share_of(part, whole, numbers):
+    """The factor that makes a mean over a part of the scores its share of the mean over the whole, given `log_sum` of both."""
+    return select(part == numbers.nothing, numbers.zero, weight_of(part, reference(whole, numbers), numbers))
+
+
+def capped(score, cap, numbers):
+    """A score kept within ``-cap .. cap``."""
+    return cap * hyperbolic_tangent(score / cap, numbers)
+
+
+def rotated(x, y, cosine, sine):
+    """A pair of features, turned by an angle."""
+    return Pair(x * cosine - y * sine, fma(y, cosine, x * sine))
+
+
+class Pair(NamedTuple):
+    """Two features that are turned together."""
+
+    x: Any
+    y: Any
+
+
 # ---------------------------------------------------------------------------------------------------- the norms
 class Norm(NamedTuple):
     """What makes a norm: the statistics it needs, what follows from those of a row, and how that is applied."""
@@ -277,4 +381,16 @@ FORMULAS = (
     apply_any,
     apply_common_centred,
     apply_any_centred,
+    zero_minus,
+    exponential_parts,
+    exponential,
+    hyperbolic_tangent,
+    reference,
+    weight_of,
+    next_step,
+    join_weights,
+    log_sum,
+    share_of,
+    capped,
+    rotated,
 )

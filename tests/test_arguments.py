@@ -11,6 +11,8 @@ import fastnorm
 from fastnorm._bench import oracles
 
 X = np.ones((2, 3, 4), np.float32)
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
 READ_ONLY = np.ones((2, 3, 4), np.float32)
 READ_ONLY.flags.writeable = False
 
@@ -68,6 +70,8 @@ WRONG = [
     (ValueError, "eps float", (X,), {"eps": 10**400}),
     (TypeError, "x MaskedArray", ([np.ma.masked_array([1.0, 2.0], [0, 1])],), {}),
     (TypeError, "x MaskedConstant", ([[np.ma.masked, 1.0]],), {}),
+    (TypeError, "x 64", (ENDLESS,), {}),
+    (TypeError, "weight 64", (X, ENDLESS), {}),
     (TypeError, "weight_offset 'a'", (X,), {"weight_offset": "a"}),
     (ValueError, "weight (4,) (3,)", (X, np.ones(3, np.float32)), {}),
     (ValueError, "weight (4,) (1,)", (X, np.ones(1, np.float32)), {}),

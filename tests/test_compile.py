@@ -24,9 +24,9 @@ def folder(tmp_path, monkeypatch):
     """An empty cache folder, and no kernels in memory."""
     monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_compile, "_kernels", {})
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     yield _compile.cache_folder()
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
 
 
 def doubled():
@@ -96,7 +96,7 @@ def test_others_may_not_write(folder):
     for path, mode in ((folder.path, 0o722), (folder.path.parent, 0o777), (folder.path, 0o720)):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
-        _compile.cache_folder.cache_clear()
+        _compile._folders.clear()
         refused = _compile.cache_folder()
         assert not refused.usable
         assert "can be written to by others" in refused.reason
@@ -109,24 +109,119 @@ def test_others_may_not_write(folder):
 def test_the_users_umask_does_not_matter(tmp_path, monkeypatch, umask):
     """Many distributions let a user's group write to new folders: not to this one."""
     monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "some" / "where" / "cache"))
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     before = os.umask(umask)
     try:
         assert _compile.cache_folder().usable
     finally:
         os.umask(before)
-        _compile.cache_folder.cache_clear()
+        _compile._folders.clear()
 
 
 @POSIX
 def test_of_another_user(folder, monkeypatch):
     doubled()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     refused = _compile.cache_folder()
     assert not refused.usable
     assert "belongs to another user" in refused.reason
     assert not doubled()
+
+
+@POSIX
+def test_a_link_of_another_user(folder, tmp_path, monkeypatch):
+    """Where it leads may change later."""
+    link, own = tmp_path / "link", os.lstat
+    link.symlink_to(folder.path.parent)
+    strangers = lambda path: os.stat_result((0, 0, 0, 0, 12345, 0, 0, 0, 0, 0)) if path == link else own(path)  # noqa: E731
+    monkeypatch.setattr(os, "lstat", strangers)
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(link))
+    _compile._folders.clear()
+    assert not _compile.cache_folder().usable
+
+
+@pytest.mark.parametrize("variable", ["FASTNORM_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_relative_folder_stays_where_it_was(folder, tmp_path, monkeypatch, variable):
+    """What was found safe in one working directory is not looked for in another."""
+    monkeypatch.delenv("FASTNORM_CACHE_DIR")
+    monkeypatch.setenv(variable, "relative")
+    monkeypatch.chdir(tmp_path)
+    _compile._folders.clear()
+    assert _compile.cache_folder().path.is_relative_to(tmp_path)
+
+
+def test_what_was_in_the_way_may_go(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *args: False)
+    _compile._folders.clear()
+    assert not _compile.cache_folder().usable
+    monkeypatch.undo()
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "cache"))
+    assert _compile.cache_folder().usable
+
+
+def test_a_source_that_was_edited_since_it_was_imported(folder, monkeypatch):
+    """What is compiled then may be of the old source: it is used, but not kept under the name of the new one."""
+    monkeypatch.setattr(_compile, "_IMPORTED", [])
+    assert not doubled()
+    assert not doubled()
+    _compile._folders.clear()
+    assert "edited" in _compile.cache_folder().reason
+
+
+def test_a_source_in_an_archive(tmp_path):
+    """An edited archive is another source."""
+    import zipfile
+
+    package = pathlib.Path(fastnorm.__file__).parent
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import numpy as np, fastnorm\n"
+        "from fastnorm import _compile\n"
+        "print(fastnorm.__file__.startswith(sys.argv[1]), _compile.cache_folder().path.name)\n"
+    )
+    printed = []
+    for comment in ("", "# edited"):
+        archive = tmp_path / "fastnorm.zip"
+        with zipfile.ZipFile(archive, "w") as file:
+            for source in package.rglob("*.py"):
+                file.writestr(str(source.relative_to(package.parent)), source.read_text() + comment)
+        command = [sys.executable, "-c", program, str(archive)]
+        printed.append(subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.split())
+    assert printed[0][0] == printed[1][0] == "True"
+    assert printed[0][1] != printed[1][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["NUMBA_DEBUGINFO", "NUMBA_ENABLE_PROFILING", "NUMBA_DISABLE_JIT"])
+def test_settings_for_debugging_the_users_code(tmp_path, setting):
+    program = "import numpy as np, fastnorm; print(fastnorm.rms_norm(np.ones((2, 4), 'f4'), eps=0.0)[0, 0])"
+    environment = os.environ | {setting: "1", "FASTNORM_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "1.0", done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_while_another_thread_compiles(tmp_path):
+    """The child finds no lock held by a thread that it does not have."""
+    program = (
+        "import os, threading, time, warnings; warnings.simplefilter('ignore')\n"
+        "import numpy as np, fastnorm\n"
+        "import numba\n"
+        "x = np.ones((2, 8), np.float32)\n"
+        "thread = threading.Thread(target=lambda: fastnorm.rms_norm(x)); thread.start()\n"
+        "time.sleep(0.5)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    fastnorm.unit_norm(x); numba.njit(lambda a: a + 1)(1); os._exit(0)\n"
+        "print(os.waitpid(child, 0)[1]); thread.join()\n"
+    )
+    environment = os.environ | {"FASTNORM_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "0", done.stderr[-2000:]
 
 
 def test_a_full_disk(folder, monkeypatch):
@@ -141,7 +236,7 @@ def test_a_full_disk(folder, monkeypatch):
 def test_no_folder_at_all(tmp_path, monkeypatch, folder):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     assert not _compile.cache_folder().usable
     assert not doubled()
 

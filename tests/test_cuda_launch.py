@@ -18,9 +18,9 @@ def compiled(tmp_path, monkeypatch):
     names = []
     monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(launch, "compile_ptx", lambda *arguments: names.append(arguments) or b"some PTX")
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     yield names
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
 
 
 def test_second_time_from_disk(compiled):
@@ -39,7 +39,7 @@ def test_another_compiler_has_its_own(compiled, monkeypatch, which):
     launch.program(NAME, "90")
     original = launch._version
     monkeypatch.setattr(launch, "_version", lambda name: (name, "0") if name == which else original(name))
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     launch.program(NAME, "90")
     assert len(compiled) == 2
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_compiled_anew(compiled, tmp_path):
 def test_without_a_folder(compiled, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    _compile.cache_folder.cache_clear()
+    _compile._folders.clear()
     assert launch.program(NAME, "90") == b"some PTX"
 
 

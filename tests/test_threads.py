@@ -99,6 +99,7 @@ def test_set_and_get():
         ({"OMP_NUM_THREADS": "many"}, None),
         ({"OMP_NUM_THREADS": "\u00b2"}, None),
         ({"FASTNORM_NUM_THREADS": "0"}, None),
+        ({"FASTNORM_NUM_THREADS": "9" * 5000, "OMP_NUM_THREADS": "2"}, 2),
         ({}, None),
     ],
 )
@@ -238,23 +239,36 @@ def test_ctrl_c(n, what):
     assert printed.split() == ["True", "True"]
 
 
-def test_interrupt_while_others_work(threads, monkeypatch):
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, TimeoutError, SystemExit])
+def test_interrupt_while_others_work(threads, exception):
     """The caller's memory is written to until `share` returns, so it waits for its helpers, even twice interrupted."""
     threads(2)
+
+    def raises(number, frame):
+        raise exception
+
+    before = signal.signal(signal.SIGINT, raises)
+    try:
+        _interrupt_twice(exception)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_twice(exception):
     inside, finished = threading.Event(), []
     caller = threading.current_thread()
 
     def work(a, b):
         if threading.current_thread() is caller:
             inside.wait(10)
-            raise KeyboardInterrupt
+            raise exception
         inside.set()
         time.sleep(0.3)
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.3)
         finished.append(a)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(exception):
         share(work, 2, 1)
     assert finished
 
@@ -308,3 +322,26 @@ def test_large_result_is_right(rng, norm):
             wanted = call(norm, arrays, axis)
         for y, one in zip(call(norm, arrays, axis), wanted, strict=True):
             assert_same_bits(y, one)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the mode is set by glibc's function")
+def test_the_floating_point_mode_of_the_host_does_not_matter(rng):
+    """A thread takes on the mode of the one that starts it: workers must not keep what another library has set."""
+    printed = in_process(
+        """
+        import ctypes, platform
+        set_rounding = ctypes.CDLL("libm.so.6").fesetround
+        get_rounding = ctypes.CDLL("libm.so.6").fegetround
+        up = 0x800 if platform.machine() == "x86_64" else 0x400000
+        x = np.random.default_rng(0).standard_normal((4096, 512), np.float32)
+        fastnorm.set_num_threads(1)
+        wanted = fastnorm.rms_norm(x)
+        fastnorm.set_num_threads(2)
+        set_rounding(up)
+        first = fastnorm.rms_norm(x)
+        print(get_rounding() == up)
+        set_rounding(0)
+        print(bool((first == wanted).all()), bool((fastnorm.rms_norm(x) == wanted).all()))
+        """
+    )
+    assert printed.split() == ["True"] * 3

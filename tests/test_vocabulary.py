@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from fastnorm import _math
 from fastnorm import _vocabulary as words
 from fastnorm._cpu.memory import load, pointer_to, store
 from fastnorm._cpu.simd import inlined
@@ -57,9 +58,51 @@ def test_words(rng, word, dtype):
 
 def test_every_word_is_tested():
     functions = [name for name, value in vars(words).items() if callable(value) and value.__doc__ and not name.startswith("_")]
-    functions = [name for name in functions if name not in {"Range", "NamedTuple", "select"}]
-    assert set(functions) <= set(WORDS)
+    functions = [name for name in functions if name not in {"Range", "Exponential", "NamedTuple", "select"}]
+    assert set(functions) <= set(WORDS) | {"polynomial", "two_to", "logarithm"}
     assert all(hasattr(operator, name) or name in functions or name in {"and", "or"} for name in WORDS)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("formula", ["exponential", "hyperbolic_tangent"])
+def test_exponentials(rng, formula, dtype):
+    """`polynomial` and `two_to` in what they are for: within two units of the true value, for lanes, numbers and arrays."""
+    numbers, wide = words.EXPONENTIALS[np.dtype(dtype).name], np.float64 if dtype is np.float32 else np.longdouble
+    body = getattr(_math, formula)
+
+    @njit(error_model="numpy")
+    def on_lanes(x, out):
+        store(pointer_to(out), 0, body(load(pointer_to(x), 0), numbers))
+
+    @njit(error_model="numpy")
+    def on_numbers(x, out):
+        for i in range(64):
+            out[i] = body(x[i], numbers)
+
+    true, units = (np.exp, 1.5) if formula == "exponential" else (np.tanh, 3.5)
+    for scale in (1e-4, 0.1, 1.0, 10.0, 80.0):
+        x = (-scale * rng.random(64)).astype(dtype)
+        x[:3] = 0, -np.inf, np.nan
+        wanted = true(x.astype(wide))
+        for run in (on_lanes, on_numbers, lambda x, out: out.__setitem__(slice(None), body(x, numbers))):
+            out = np.full(64, 7, dtype)
+            with np.errstate(all="ignore"):
+                run(x, out)
+            assert np.isnan(out[2])
+            assert (out[:2] == wanted[:2]).all()
+            assert (np.abs(out - wanted)[3:] <= units * np.spacing(np.abs(wanted[3:]).astype(dtype))).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logarithm(rng, dtype):
+    @njit(error_model="numpy")
+    def on_numbers(x, out):
+        for i in range(64):
+            out[i] = words.logarithm(x[i])
+
+    x, out = np.exp(10 * rng.standard_normal(64)).astype(dtype), np.empty(64, dtype)
+    on_numbers(x, out)
+    np.testing.assert_allclose(out, words.logarithm(x), rtol=4 * np.finfo(dtype).eps)
 
 
 def test_fma_rounds_once():

@@ -29,7 +29,6 @@ from .edges import to_line
 from .layout import BLOCK, CHAIN_LEVELS, FEW, SLAB, result_rows
 from .memory import (
     fence,
-    forget_exceptions,
     itemsize,
     load,
     load_first,
@@ -267,7 +266,6 @@ def columns(norm, dtype):
                 first, some = first + some, width
             if streaming[0]:
                 fence()
-            forget_exceptions()
 
     def plain(x, weight, eps, scratch, streaming, out):
         run(x, weight, weight, eps, scratch, streaming, out)

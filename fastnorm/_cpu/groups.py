@@ -10,7 +10,7 @@ from .._vocabulary import COMPUTED, RANGES
 from .apply import Channels, Parameter, apply_each, apply_span
 from .blocks import DEPTH, block_statistics, climb, exact_if_few, guess_shift, no_statistics, root
 from .layout import BLOCK
-from .memory import fence, forget_exceptions, get, load_first, pointer_to, put, shifted, stack_like, stack_of, store_first
+from .memory import fence, get, load_first, pointer_to, put, shifted, stack_like, stack_of, store_first
 from .rows import schedule
 from .simd import LANES, inlined
 
@@ -41,7 +41,6 @@ def dense(norm, dtype, by_channel):
             contiguous(xp, x.strides[0], w, b, stride, True, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
             if streaming[0]:
                 fence()
-            forget_exceptions()
 
     return Source(
         kernel,
@@ -138,7 +137,6 @@ def scattered(norm, dtype):
                     for b in range(after):
                         value = get(shifted(xp, b * x.strides[2]))
                         put(shifted(op, b * out.strides[2]), apply_any(value, factors, weight[c], bias[c], bounds))
-            forget_exceptions()
 
     return Source(
         kernel,
@@ -174,7 +172,6 @@ def channels_last(norm, dtype):
                     apply_span(apply_common, xp, w, b, factors, op, 0, channels, False, False)
                 else:
                     apply_each(apply_any, xp, x.itemsize, w, b, factors, op, out.itemsize, channels, bounds)
-            forget_exceptions()
 
     return Source(
         kernel,

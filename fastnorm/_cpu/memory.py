@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from .._compile import IS_X86
 from .half import HALVES, narrow, widen
-from .simd import COMPUTED, LANES, SUFFIX, Lanes, call, first_mask, vector_of
+from .simd import COMPUTED, LANES, SUFFIX, Lanes, call, first_mask, mask_type, vector_of
 
 _I32 = ir.IntType(32)
 
@@ -216,25 +216,27 @@ def fence(typing):
 
 
 @intrinsic
-def forget_exceptions(typing):
-    """Clear what a kernel left in the floating-point status: NumPy would warn of it. 5 ns when there is nothing.
-
-    Only on x86; elsewhere `_compile` calls the ufunc under `np.errstate`, 1 us a call.
-    """
+def pointer_as(typing, pointer, dtype):
+    """The same address as that of numbers of another dtype."""
+    kind = types.CPointer(dtype.dtype)
 
     def codegen(context, builder, signature, args):
-        if IS_X86:
-            status = cgutils.alloca_once(builder, _I32)
-            pointer = builder.bitcast(status, ir.IntType(8).as_pointer())
-            call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer])
-            value = builder.load(status)
-            raised = builder.icmp_unsigned("!=", builder.and_(value, _I32(0x1D)), _I32(0))  # all but inexact, denormal
-            with builder.if_then(raised, likely=False):
-                builder.store(builder.and_(value, _I32(0xFFFFFFFF - 0x3F)), status)
-                call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [pointer])
-        return context.get_dummy_value()
+        return builder.bitcast(args[0], context.get_value_type(kind))
 
-    return types.void(), codegen
+    return kind(pointer, dtype), codegen
+
+
+@intrinsic
+def load_truths(typing, pointer, index):
+    """64 neighbouring bytes as truth values."""
+
+    def codegen(context, builder, signature, args):
+        bytes_ = ir.VectorType(ir.IntType(8), LANES)
+        raw = builder.load(_at(builder, *args, bytes_))
+        raw.align = 1
+        return builder.icmp_unsigned("!=", raw, ir.Constant(bytes_, None))
+
+    return mask_type(pointer, types.intp), codegen
 
 
 @intrinsic

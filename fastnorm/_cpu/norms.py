@@ -58,8 +58,12 @@ def small_plan(norm, dtype, eps):
 def _normalise_large(norm, x, parameters, eps, out):
     streaming = streaming_of(out, x)
     view = planes(x, out)
-    if view is None:  # strides beyond description: the ufunc finds its way, on one thread
-        small_rows(norm, x.dtype)(x, *parameters, eps, out)
+    if view is None:  # strides beyond description
+        if x.size > TASK:
+            for one, target in zip(x, out, strict=True):
+                _normalise_large(norm, one, parameters, eps, target)
+        else:
+            small_rows(norm, x.dtype)(x, *parameters, eps, out)  # the ufunc finds its way, on one thread
     elif view.by_columns:
         _by_columns(norm, view, parameters, eps, streaming)
     elif x.shape[-1] >= ENDLESS or (x.shape[-1] >= LONG and row_count(x) < 2 * get_num_threads()):

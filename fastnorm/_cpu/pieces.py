@@ -6,7 +6,7 @@ from .._vocabulary import COMPUTED, RANGES
 from .apply import all_light, apply_each, apply_span, parameter
 from .blocks import DEPTH, about, climb, guess_shift, no_statistics, root, summarise
 from .edges import to_line
-from .memory import fence, forget_exceptions, itemsize, pointer_to, stack_of
+from .memory import fence, itemsize, pointer_to, stack_of
 from .rows import signature
 from .simd import LANES, inlined
 
@@ -62,7 +62,6 @@ def guess(dtype):
 
     def kernel(x, shift):
         shift[0] = guess_shift(pointer_to(x), x.strides[0], len(x), bounds)
-        forget_exceptions()
 
     return Source(kernel, "(n),(o)", f"void({dtype}[:], {computed}[:])", ("shift",))
 
@@ -79,7 +78,6 @@ def measure(norm, dtype):
         tree = stack_of(nothing, DEPTH)
         piece = summarise(join, tree, pointer_to(x), x.strides[0], len(x), origin, eps[1], bounds)
         write_statistics(statistics, piece, origin)
-        forget_exceptions()
 
     return Source(kernel, "(n),(o),(p),(s)", f"void({dtype}[:], {computed}[:], {computed}[:], {computed}[:])", ("statistics",))
 
@@ -99,7 +97,6 @@ def join(norm, computed):
         whole = root(join, tree, top)
         write_statistics(row, whole, origin)
         correct_shift(whole, origin, shift, bounds)
-        forget_exceptions()
 
     return Source(kernel, "(k,s),(o),(s)", f"void({computed}[:,:], {computed}[:], {computed}[:])", ("shift", "row"))
 
@@ -129,7 +126,6 @@ def apply(norm, dtype):
                 fence()
         else:
             apply_each(apply_any, xp, x.strides[0], w, b, factors, op, out.strides[0], n, bounds)
-        forget_exceptions()
 
     def plain(x, weight, eps, row, shift, streaming, out):
         run(x, weight, weight, eps, row, shift, streaming, out)

@@ -24,7 +24,7 @@ from .blocks import (
 )
 from .edges import EDGE, flush, stream_begin, stream_end, to_line
 from .layout import BLOCK
-from .memory import fence, forget_exceptions, itemsize, pointer_to, shifted, stack_like, stack_of
+from .memory import fence, itemsize, pointer_to, shifted, stack_like, stack_of
 from .simd import LANES, inlined
 from .sources import (
     ask,
@@ -156,7 +156,6 @@ def schedule(norm, computed):
             contiguous(source, row_stride, w, b, 0, light, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
             if streaming[0]:
                 fence()
-            forget_exceptions()
 
     return run, contiguous
 

@@ -112,6 +112,32 @@ def as_number(typing, integer, like):
 
 
 @intrinsic
+def converted(typing, value, like):
+    """Lanes or a number in the dtype of `like`."""
+    source = value.dtype if isinstance(value, Lanes) else value
+    goal = getattr(like, "dtype", like)
+    result = Lanes(goal) if isinstance(value, Lanes) else goal
+
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(result)
+        if source == goal:
+            return args[0]
+        return (builder.fptrunc if goal == types.float32 else builder.fpext)(args[0], kind)
+
+    return result(value, like), codegen
+
+
+@intrinsic
+def lane_numbers(typing, like):
+    """0 to 63, in the dtype of `like`."""
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(vector_of(like), [float(i) for i in range(LANES)])
+
+    return Lanes(like)(like), codegen
+
+
+@intrinsic
 def sum_lanes(typing, value):
     """The chains joined in one fixed tree: lane i with i + 32, then with i + 16, ... i + 1."""
 
@@ -123,6 +149,22 @@ def sum_lanes(typing, value):
             high = _shuffle(builder, total, list(range(width, 2 * width)))
             total = builder.fadd(low, high)
         return builder.extract_element(total, _I32(0))
+
+    return value.dtype(value), codegen
+
+
+@intrinsic
+def largest_lane(typing, value):
+    """The largest of 64 numbers; NaN does not count."""
+
+    def codegen(context, builder, signature, args):
+        largest, width = args[0], LANES
+        while width > 1:
+            width //= 2
+            low = _shuffle(builder, largest, list(range(width)))
+            high = _shuffle(builder, largest, list(range(width, 2 * width)))
+            largest = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+        return builder.extract_element(largest, _I32(0))
 
     return value.dtype(value), codegen
 
@@ -208,6 +250,16 @@ def _instruction(name):
     return lambda builder, suffix, a, b: getattr(builder, name)(a, b)
 
 
+def _two_to(builder, suffix, shifted):
+    """Move the lowest bits up to where the exponent is."""
+    digits, bias = (23, 127) if suffix == "f32" else (52, 1023)
+    integer = ir.IntType(32 if suffix == "f32" else 64)
+    kind = ir.VectorType(integer, shifted.type.count) if isinstance(shifted.type, ir.VectorType) else integer
+    constant = lambda n: ir.Constant(kind, [n] * kind.count if kind is not integer else n)  # noqa: E731
+    exponent = builder.add(builder.bitcast(shifted, kind), constant(bias))
+    return builder.bitcast(builder.shl(exponent, constant(digits)), shifted.type)
+
+
 def _comparison(sign):
     return lambda builder, suffix, a, b: builder.fcmp_ordered(sign, a, b)
 
@@ -215,6 +267,8 @@ def _comparison(sign):
 _define(words.fma, 3, _llvm("fma"), numbers=True)
 _define(words.sqrt, 1, _llvm("sqrt"), numbers=True)
 _define(words.magnitude, 1, _llvm("fabs"), numbers=True)
+_define(words.two_to, 1, _two_to, numbers=True)
+_define(words.logarithm, 1, _llvm("log"), numbers=True)
 _define(words.minimum, 2, _smaller("<"), numbers=True)
 _define(words.maximum, 2, _smaller(">"), numbers=True)
 _define(operator.add, 2, _instruction("fadd"))
@@ -230,6 +284,28 @@ for _operator, _sign in [
     (operator.ne, "!="),
 ]:
     _define(_operator, 2, _comparison(_sign), result=mask_type)
+
+
+@type_callable(words.polynomial)
+def _type_polynomial(context):
+    def typer(x, coefficients):
+        kind = x.dtype if isinstance(x, Lanes) else x
+        return x if isinstance(coefficients, types.UniTuple) and coefficients.dtype == kind else None
+
+    return typer
+
+
+@lower_builtin(words.polynomial, types.Any, types.UniTuple)
+def _lower_polynomial(context, builder, signature, args):
+    kind, fma = signature.return_type, _llvm("fma")
+    x, coefficients = args
+    values = [builder.extract_value(coefficients, i) for i in range(signature.args[1].count)]
+    if isinstance(kind, Lanes):
+        values = [_splat(builder, v, x.type) for v in values]
+    result = values.pop()
+    while values:
+        result = fma(builder, SUFFIX[getattr(kind, "dtype", kind)], result, x, values.pop())
+    return result
 
 
 def _define_logic(function, instruction):

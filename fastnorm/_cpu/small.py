@@ -9,7 +9,7 @@ from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
 from .apply import all_light, apply_each, apply_span, parameter
 from .blocks import DEPTH, guess_shift, no_shift, no_statistics, on_centre, summarise
-from .memory import forget_exceptions, pointer_to, shifted, stack_of
+from .memory import pointer_to, shifted, stack_of
 from .rows import signature
 from .simd import LANES, inlined
 from .sources import is_dense, moved, strides_of, sum_of
@@ -43,7 +43,6 @@ def schedule(norm, computed):
                 else:
                     apply_each(apply_any, source, stride, w, b, factors, target, out.strides[1], n, bounds)
                 source, target = moved(source, row_stride), shifted(target, out.strides[0])
-            forget_exceptions()
 
     return run
 

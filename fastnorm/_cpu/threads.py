@@ -59,7 +59,7 @@ class _Job:
                     while self._helpers:
                         self._changed.wait()
                 break
-            except KeyboardInterrupt as exception:  # helpers write to the caller's memory: it must not go away yet
+            except BaseException as exception:  # of a signal's handler. Helpers write to the caller's memory: wait for them
                 interrupt = exception
         if interrupt or self._error:
             raise interrupt or self._error
@@ -177,7 +177,7 @@ class set_num_threads:  # noqa: N801 - a function that is a context manager too
 def _default():
     for name in ("FASTNORM_NUM_THREADS", "OMP_NUM_THREADS"):
         first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one number a level
-        if first.isascii() and first.isdigit() and int(first) > 0:
+        if first.isascii() and first.isdigit() and len(first) < 6 and int(first) > 0:
             return int(first)
     if _is_worker():
         return 1
