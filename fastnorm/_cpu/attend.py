@@ -1,0 +1,372 @@
+"""The kernel of attention: for rows of queries that share a head of keys, one tile of 64 keys after the other.
+
+Rows are queries of all heads that read one head of keys, head after head. A task is a block of them. For each tile of keys
+that one of them may see, the keys are turned over once, and six rows at a time take their scores, the weights of
+these, and the weighted values (online softmax: Milakov and Gimelshein, arXiv:1805.02867; Rabe and Staats, arXiv:2112.05682;
+Dao et al., arXiv:2205.14135). What a row gets depends on its own numbers alone.
+"""
+
+from typing import Any, NamedTuple
+
+from .. import _math
+from .._compile import Source
+from .._vocabulary import COMPUTED, EXPONENTIALS, select
+from . import attention_layout as layout
+from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, padded
+from .keys import reading
+from .masks import masking
+from .memory import address, load, pointer_to, put, shifted, stack_of, store, store_first
+from .scores import scoring
+from .simd import LANES, any_lane, inlined, splat
+from .tile import ROWS, add_products, load_tile, store_tile, tile_width
+
+
+class State(NamedTuple):
+    """Of rows of queries: weighted sums of values, the largest score, and the sum of the weights."""
+
+    outputs: Any
+    largest: Any
+    total: Any
+
+
+class Seen(NamedTuple):
+    """Of rows of queries: the first key that each may see, the end of the last, and where the query stands."""
+
+    first: Any
+    end: Any
+    position: Any
+
+
+class Block(NamedTuple):
+    """Which rows of queries a task is about: `count` of them from `start` on, in batch element `b`, of key head `head`."""
+
+    b: Any
+    head: Any
+    start: Any
+    count: Any
+
+
+inlined(layout.state_size)
+
+
+@inlined
+def lowest_and_highest(pointer, start, stop):
+    """The least and the largest of some integers."""
+    low = high = pointer[start]
+    for i in range(start + 1, stop):
+        low = min(low, pointer[i])
+        high = max(high, pointer[i])
+    return low, high
+
+
+def joining(computed):
+    """The functions about states."""
+    numbers = EXPONENTIALS[computed]
+    size = 4 if computed == "float32" else 8
+
+    @inlined
+    def state_at(pointer, rows, width):
+        """The state of so many rows in room that begins here."""
+        largest = shifted(pointer, rows * width * size)
+        return State(pointer, largest, shifted(largest, rows * size))
+
+    @inlined
+    def clear(state, rows, width):
+        """No score yet."""
+        for j in range(0, rows * width, LANES):
+            store(state.outputs, j, splat(numbers.zero))
+        for i in range(rows):
+            state.largest[i], state.total[i] = numbers.nothing, numbers.zero
+
+    @inlined
+    def join(state, other, rows, width):
+        """Add what is known of a later segment. A row that saw nothing of it stays as it is."""
+        for i in range(rows):
+            if other.total[i] != numbers.zero:
+                a = _math.Weights(state.largest[i], state.total[i])
+                b = _math.Weights(other.largest[i], other.total[i])
+                both = _math.join_weights(a, b, numbers)
+                against = _math.reference(both.largest, numbers)
+                of_a = _math.weight_of(a.largest, against, numbers)
+                of_b = _math.weight_of(b.largest, against, numbers)
+                for j in range(i * width, (i + 1) * width, LANES):
+                    store(state.outputs, j, load(state.outputs, j) * of_a + load(other.outputs, j) * of_b)
+                state.largest[i], state.total[i] = both.largest, both.total
+
+    return state_at, clear, join
+
+
+def attend(dtype, cached):
+    """Kernel: attention of queries of a dtype to keys and values of another, for some tasks."""
+    computed = COMPUTED[dtype]
+    numbers = EXPONENTIALS[computed]
+    size = 4 if computed == "float32" else 8
+    in_place = cached == computed  # keys and values may be used where they are
+    copy_row, normalise_row, read_rows, are_finite, turn = reading(computed)
+    row_of_mask, biased = masking(computed)
+    dots, products, next_weights = scoring(computed, biased)
+    state_at, clear, join = joining(computed)
+
+    def _where_they_are(source, room):
+        return source
+
+    def _in_room(source, room):
+        return room
+
+    usable = inlined(_where_they_are if in_place else _in_room)
+
+    @inlined
+    def look_around(block, length_of_queries, starts, lengths, plan, seen, rows):
+        """What each row may see by its position. Rows that fill up the last six see what the last one does."""
+        position, length = starts[block.b], lengths[block.b]
+        for i in range(rows):
+            row = block.start + (i if i < block.count else block.count - 1)
+            here = position + row % length_of_queries
+            first, end = max(0, here - plan[layout.LEFT]), min(length, here + plan[layout.RIGHT] + 1)
+            seen.first[i], seen.end[i], seen.position[i] = min(first, max(end, 0)), max(end, 0), here
+
+    @inlined
+    def read_queries(q, block, group, plan, given, queries, rows):
+        """Queries as neighbours, normalised, times a power of two."""
+        n, head_size = q.shape[2], q.shape[3]
+        row_room = stack_of(numbers.zero, 1)
+        source = pointer_to(q)
+        for i in range(rows):
+            row = block.start + (i if i < block.count else block.count - 1)
+            head = block.head * group + row // n
+            place = block.b * q.strides[0] + head * q.strides[1] + (row % n) * q.strides[2]
+            target = shifted(queries, i * head_size * size)
+            copy_row(shifted(source, place), q.strides[3], head_size, target)
+            if plan[layout.NORM] != layout.NO_NORM:
+                normalise_row(target, head_size, plan[layout.NORM], given[layout.EPS], given[layout.LIFTED_EPS])
+            for j in range(0, head_size, LANES):
+                store(target, j, load(target, j) * given[layout.POWER])
+        return row_room
+
+    @inlined
+    def read_biases(mask, block, group, n, plan, first_row, rows, key, count, biases):
+        """Rows of a mask for 64 keys; returns whether one of these is allowed."""
+        some = False
+        for i in range(rows):
+            row = block.start + first_row + i
+            head = block.head * group + row // n
+            place = block.b * mask.strides[0] + head * mask.strides[1] + (row % n) * mask.strides[2] + key * mask.strides[3]
+            bias = row_of_mask(shifted(pointer_to(mask), place), mask.strides[3], plan[layout.MASK], count)
+            store(biases, i * KEYS, bias)
+            some = some or any_lane(bias != numbers.nothing)
+        return some
+
+    @inlined
+    def add_values(scores, values, stride, first, end, value_size, outputs, width, factors):
+        """Weighted sums of values of some keys, for six rows: they are scaled, then grow by each value times its weight."""
+        for column in range(0, value_size, tile_width(outputs)):
+            here = shifted(outputs, column * size)
+            tile = load_tile(here, width, factors, ROWS)
+            across = shifted(values, (first * stride + column) * size)
+            for key in range(first, end):
+                tile = add_products(tile, shifted(scores, key * size), KEYS, across)
+                across = shifted(across, stride * size)
+            store_tile(tile, here, width)
+
+    @inlined
+    def add_allowed_values(scores, biased_scores, values, first, end, outputs, width, factors, rows):
+        """The same where a value is not a number: those that a row may not see are left out, not multiplied by 0."""
+        for i in range(rows):
+            for column in range(0, width, LANES):
+                total = load(outputs, i * width + column) * factors[i]
+                for key in range(first, end):
+                    if biased_scores[i * KEYS + key] != numbers.nothing:
+                        total = _math.fma(splat(scores[i * KEYS + key]), load(values, key * width + column), total)
+                store(outputs, i * width + column, total)
+
+    @inlined
+    def attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, rows, room, state, segment):
+        """All that the rows of a block may see of a segment of keys."""
+        head_size, value_size, n = k.shape[3], v.shape[3], q.shape[2]
+        width, few = padded(value_size), q.shape[2] * group <= layout.FEW
+        low, high = lowest_and_highest(seen.first, 0, rows)[0], lowest_and_highest(seen.end, 0, rows)[1]
+        start, stop = segment * SEGMENT, min(segment * SEGMENT + SEGMENT, high)
+        k_source = shifted(pointer_to(k), block.b * k.strides[0] + block.head * k.strides[1])
+        v_source = shifted(pointer_to(v), block.b * v.strides[0] + block.head * v.strides[1])
+        row_is_dense = v.strides[3] == v.itemsize or value_size == 1
+        v_in_place = in_place and few and row_is_dense and value_size % tile_width(room.values) == 0
+        k_in_place = in_place and k.strides[3] == k.itemsize and plan[layout.NORM] == layout.NO_NORM
+        for key in range(max(start, low // KEYS * KEYS), stop, KEYS):
+            count = min(KEYS, stop - key)
+            keys_are_read, values_are_read, finite = False, False, True
+            key_rows = shifted(k_source, key * k.strides[2])
+            keys_here, key_stride = usable(key_rows, room.keys), k.strides[2] // k.itemsize
+            value_rows = shifted(v_source, key * v.strides[2])
+            for first_row in range(0, rows, ROWS):
+                first_low, first_high = lowest_and_highest(seen.first, first_row, first_row + ROWS)
+                end_low, end_high = lowest_and_highest(seen.end, first_row, first_row + ROWS)
+                present = min(ROWS, block.count - first_row)
+                if end_high <= key or first_low >= key + count:
+                    continue
+                if plan[layout.MASK] != NO_MASK:
+                    if not read_biases(mask, block, group, n, plan, first_row, present, key, count, room.biases):
+                        continue
+                # Hidden keys are not even read where all rows see the same ones, neighbours.
+                first, end = max(first_low - key, 0), min(end_high - key, count)
+                alike = plan[layout.MASK] == NO_MASK and max(first_high - key, 0) == first and min(end_low - key, count) == end
+                queries = shifted(room.queries, first_row * head_size * size)
+                if not keys_are_read:
+                    keys_are_read = True
+                    if not (k_in_place and (few or (count == KEYS and head_size % 16 == 0))):
+                        eps, lifted_eps = given[layout.EPS], given[layout.LIFTED_EPS]
+                        norm = plan[layout.NORM]
+                        read_rows(key_rows, k.strides[2], k.strides[3], count, head_size, room.keys, norm, eps, lifted_eps)
+                        keys_here, key_stride = room.keys, padded(head_size)
+                    if not few:
+                        turn(keys_here, key_stride, head_size, room.turned)
+                if few:
+                    dots(queries, present, keys_here, key_stride, count, head_size, room.scores)
+                else:
+                    products(queries, head_size, room.turned, room.scores)
+                for i in range(present):
+                    row = first_row + i
+                    head = block.head * group + (block.start + row) // n
+                    next_weights(
+                        shifted(room.scores, i * KEYS * size),
+                        shifted(room.biases, i * KEYS * size),
+                        plan,
+                        given,
+                        slopes[head],
+                        seen.first[row] - key,
+                        seen.end[row] - key,
+                        seen.position[row] - key,
+                        shifted(state.largest, row * size),
+                        shifted(state.total, row * size),
+                        shifted(room.factors, i * size),
+                    )
+                outputs = shifted(state.outputs, first_row * width * size)
+                if v_in_place and alike:
+                    values, value_stride = usable(value_rows, room.values), v.strides[2] // v.itemsize
+                else:
+                    if not values_are_read:
+                        values_are_read = True
+                        read_rows(
+                            value_rows,
+                            v.strides[2],
+                            v.strides[3],
+                            count,
+                            value_size,
+                            room.values,
+                            layout.NO_NORM,
+                            numbers.zero,
+                            numbers.zero,
+                        )
+                        finite = are_finite(room.values, count, value_size)
+                    values, value_stride = room.values, width
+                if finite or alike:
+                    add_values(room.scores, values, value_stride, first, end, value_size, outputs, width, room.factors)
+                else:
+                    add_allowed_values(room.scores, room.biases, room.values, first, end, outputs, width, room.factors, present)
+
+    @inlined
+    def finish(block, group, n, state, sinks, plan, out, lse):
+        """Means of values, and the logarithms of the sums."""
+        value_size = out.shape[3]
+        width = padded(value_size)
+        for i in range(block.count):
+            row = block.start + i
+            head = block.head * group + row // n
+            total, largest = state.total[i], state.largest[i]
+            inverse = select(total == numbers.zero, numbers.zero, numbers.one / total)
+            place = block.b * out.strides[0] + head * out.strides[1] + (row % n) * out.strides[2]
+            target, source = shifted(pointer_to(out), place), i * width
+            if out.strides[3] == out.itemsize:
+                j = 0
+                while j + LANES <= value_size:
+                    store(target, j, load(state.outputs, source + j) * inverse)
+                    j += LANES
+                if j < value_size:
+                    store_first(target, j, value_size - j, load(state.outputs, source + j) * inverse)
+            else:
+                for j in range(value_size):
+                    put(shifted(target, j * out.strides[3]), state.outputs[source + j] * inverse)
+            log = numbers.nothing
+            if total != numbers.zero:
+                log = _math.log_sum(_math.Weights(largest, total), numbers)
+            place = block.b * lse.strides[0] + head * lse.strides[1] + (row % n) * lse.strides[2]
+            put(shifted(pointer_to(lse), place), log)
+
+    @inlined
+    def begin(block, group, n, state, rows, width, sinks, plan):
+        """The state before any key: a sink counts as a score that brings no value."""
+        clear(state, rows, width)
+        if plan[layout.HAS_SINKS]:
+            for i in range(block.count):
+                sink = sinks[block.head * group + (block.start + i) // n]
+                if sink != numbers.nothing:
+                    state.largest[i], state.total[i] = sink, numbers.one
+
+    def kernel(q, k, v, mask, starts, lengths, slopes, sinks, plan, given, places, tasks, scratch, integers, parts, out, lse):
+        n, heads_of_keys = q.shape[2], k.shape[1]
+        group = q.shape[1] // heads_of_keys
+        rows_in_all, width = n * group, padded(v.shape[3])
+        base = pointer_to(scratch)
+        base = shifted(base, -address(base) % 64)
+        room = layout.Room(
+            shifted(base, places[0] * size),
+            shifted(base, places[1] * size),
+            shifted(base, places[2] * size),
+            shifted(base, places[3] * size),
+            shifted(base, places[4] * size),
+            shifted(base, places[5] * size),
+            shifted(base, places[6] * size),
+            shifted(base, places[7] * size),
+            shifted(base, places[8] * size),
+            places[9],
+        )
+        rows, blocks, segments, step = plan[layout.ROWS], plan[layout.BLOCKS], plan[layout.SEGMENTS], plan[layout.STEP]
+        part_size = layout.state_size(rows, v.shape[3])
+        ints = pointer_to(integers)
+        seen = Seen(ints, shifted(ints, rows * 8), shifted(ints, rows * 16))
+        for t in range(len(tasks)):
+            task = tasks[t]
+            segment = 0
+            if step == PART:
+                segment = task % segments
+                task = task // segments
+            number = task % blocks
+            start = number * rows
+            head = task // blocks % heads_of_keys
+            block = Block(task // (blocks * heads_of_keys), head, start, min(rows, rows_in_all - start))
+            own = padded(block.count, ROWS)
+            state, more = state_at(room.outputs, rows, width), state_at(room.more, rows, width)
+            part = shifted(pointer_to(parts), task * segments * part_size * size)
+            if step != JOIN:
+                look_around(block, n, starts, lengths, plan, seen, own)
+                read_queries(q, block, group, plan, given, room.queries, own)
+                target = state
+                if step == PART:
+                    target = state_at(shifted(part, segment * part_size * size), rows, width)
+                begin(block, group, n, target, rows, width, sinks, plan)
+                if segment > 0:
+                    clear(target, rows, width)
+                last = segments if step != PART else segment + 1
+                while segment < last:
+                    attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, own, room, target, segment)
+                    if segment > 0 and step != PART:
+                        join(state, target, block.count, width)
+                    segment += 1
+                    if segment < last:
+                        target = more
+                        clear(target, rows, width)
+            else:
+                state = state_at(part, rows, width)
+                for later in range(1, segments):
+                    other = state_at(shifted(part, later * part_size * size), rows, width)
+                    join(state, other, block.count, width)
+            if step != PART:
+                finish(block, group, n, state, sinks, plan, out, lse)
+
+    array = f"{computed}[:]"
+    return Source(
+        kernel,
+        "(b,h,l,d),(b,g,k,d),(b,g,k,e),(b,h,l,k),(b),(b),(h),(h),(p),(f),(o),(t),(s),(i),(w),(b,h,l,e),(b,h,l)",
+        f"void({dtype}[:,:,:,:], {cached}[:,:,:,:], {cached}[:,:,:,:], uint8[:,:,:,:], int64[:], int64[:], {array}, {array}, "
+        f"int64[:], {array}, int64[:], int64[:], {array}, int64[:], {array}, {dtype}[:,:,:,:], {computed}[:,:,:])",
+        ("scratch", "integers", "parts", "out", "lse"),
+    )
