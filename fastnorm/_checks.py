@@ -90,24 +90,25 @@ def _parameter(function, name, weight, axis, shape, dtype, arrays):
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
-def library_for(x, function, others):
+def library_for(x, function, others, first="x"):
     """The library of `x`, which must be that of all others."""
     library = library_of(x)
     if library is None:
-        raise TypeError(f"{function}: x must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
+        raise TypeError(f"{function}: {first} must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
     for name, value in others.items():
-        _check_library(function, name, value, library)
+        _check_library(function, name, value, library, first)
     return library
 
 
-def _check_library(function, name, value, library):
+def _check_library(function, name, value, library, first):
     if value is None:
         return
     other = library_of(value)
     if other == library or (other == "numpy" and not hasattr(value, "dtype")):
         return
     raise TypeError(
-        f"{function}: {name} must be a {library} array as x is, got {describe(value)}: arrays of different libraries do not mix"
+        f"{function}: {name} must be a {library} array as {first} is, got {describe(value)}: "
+        "arrays of different libraries do not mix"
     )
 
 

@@ -45,6 +45,14 @@ def backend_of(library):
     return importlib.import_module(_BACKENDS[library][0])
 
 
+def function_of(name, library):
+    """A function of the backend for a library; TypeError if that has none of this name yet."""
+    backend = backend_of(library)
+    if name not in backend.__all__:
+        raise TypeError(f"{name}: the arrays must be NumPy arrays, got {library} arrays, which this function does not take yet")
+    return getattr(backend, name)
+
+
 def describe(value):
     """The type of a value as errors name it, with its library: ``numpy.ma.MaskedArray``, ``torch.Tensor``."""
     kind = type(value)

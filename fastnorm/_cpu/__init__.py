@@ -1,8 +1,19 @@
 """The CPU backend: NumPy arrays, kernels that are NumPy ufuncs."""
 
 from .add_norm import add_layer_norm, add_rms_norm
+from .attention import attention
 from .group_norm import group_norm
+from .merge import merge_attention
 from .norms import layer_norm, rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
 
-__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm", "unit_norm"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "attention",
+    "group_norm",
+    "layer_norm",
+    "merge_attention",
+    "rms_norm",
+    "unit_norm",
+]
 DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -6,7 +6,6 @@ clock alone.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,21 @@ PARTS = 1 << 25  # bytes that parts may take
 
 
 def attention(q, k, v, options, out, lse):
-    """Attention of prepared arrays of four axes: (batch, heads, length, size)."""
-    q, k, v, out = map(as_stored, (q, k, v, out))
+    """Attention of prepared arrays: (..., heads, length, size), with the same batch axes."""
+    if out.size + lse.size == 0:
+        return
+    if q.ndim > 4:
+        for i in range(len(q)):
+            attention(q[i], k[i], v[i], options.at(i), out[i], lse[i])
+    elif q.ndim == 4:
+        _attend(*map(as_stored, (q, k, v)), options, as_stored(out), lse)
+    else:
+        mask = None if options.mask is None else options.mask[None]
+        options = options._replace(mask=mask, starts=options.starts[None], lengths=options.lengths[None])
+        attention(q[None], k[None], v[None], options, out[None], lse[None])
+
+
+def _attend(q, k, v, options, out, lse):
     n_batch, n_heads, n_queries, head_size = q.shape
     n_key_heads, n_keys, value_size = v.shape[1:]
     group = n_heads // n_key_heads
@@ -34,17 +46,18 @@ def attention(q, k, v, options, out, lse):
     part_size = layout.state_size(rows, value_size)
     apart = segments > 1 and tasks < 4 * get_num_threads() and tasks * segments * part_size * computed.itemsize <= PARTS
 
-    plan = [rows, blocks, segments, layout.WHOLE, *options.plan]
+    plan = [rows, blocks, segments, layout.WHOLE, *_plan(options)]
     places = np.array(layout.room_of(rows, head_size, value_size, segments), np.int64)
     parts = np.empty(tasks * segments * part_size if apart else 1, computed)
     scratch = [Scratch(int(places[-1]), computed), Scratch(3 * rows, np.int64)]
-    arrays = [q, k, v, options.mask, options.starts, options.lengths, options.slopes, options.sinks]
+    of_heads = [np.broadcast_to(_NONE[computed], n_heads) if a is None else a for a in (options.slopes, options.sinks)]
+    arrays = [q, k, v, _first_bytes(options.mask, lse, n_keys), options.starts, options.lengths, *of_heads]
     run = kernel("fastnorm._cpu.attend:attend", q.dtype.name, k.dtype.name)
 
     def take(step, n, keys):
         """All tasks of a step, the last block of queries first: where a mask is causal, it has most to do."""
         plan[layout.STEP] = step
-        given = np.array(plan, np.int64), options.numbers(computed), places, np.arange(n - 1, -1, -1)
+        given = np.array(plan, np.int64), _numbers(options, computed), places, np.arange(n - 1, -1, -1)
         each = rows * keys * (head_size + value_size)
         work = run.over("t", *arrays, *given, *scratch, parts, out, lse)
         share(work, n, max(1, min(int(TASK / max(1, each)), -(-n // (4 * get_num_threads())))))
@@ -56,25 +69,32 @@ def attention(q, k, v, options, out, lse):
         take(layout.WHOLE, tasks, n_keys)
 
 
-class Options(NamedTuple):
-    """What was asked for besides q, k and v."""
+_NONE = {np.dtype(name): np.zeros(1, name) for name in ("float32", "float64")}
+_NO_MASK = np.zeros(1, np.uint8)
 
-    mask: np.ndarray  # the first byte of each element, of shape (batch, heads, queries, keys)
-    starts: np.ndarray  # int64, for each batch element: where its first query stands
-    lengths: np.ndarray  # int64, for each batch element: its keys
-    slopes: np.ndarray  # for each head, in the dtype of the computation; of any content if there are none
-    sinks: np.ndarray
-    plan: tuple[int, ...]  # from `attention_layout.LEFT` on
-    scale: float
-    cap: float
-    norm: str | None
-    eps: float
 
-    def numbers(self, computed):
-        """What the kernel takes as `given`. The scale is a power of two, for the queries, times what is left, for the scores."""
-        fraction, exponent = math.frexp(self.scale)
-        exponent = min(max(exponent - 1, -100), 100) if fraction and math.isfinite(fraction) else 0
-        power = 2.0**exponent
-        both = both_eps("unit_norm" if self.norm == "unit" else "rms_norm", computed, self.eps)
-        with np.errstate(all="ignore"):
-            return np.array([power, self.scale / power, self.cap, *both], computed)
+def _first_bytes(mask, lse, n_keys):
+    """A mask as the kernel takes it, of whatever dtype: the first byte of each element."""
+    if mask is None:
+        return np.broadcast_to(_NO_MASK, (*lse.shape, n_keys))
+    if mask.itemsize == 1:
+        return mask.view(np.uint8)
+    return mask.view([("first", np.uint8), ("others", f"V{mask.itemsize - 1}")])["first"]
+
+
+def _plan(options):
+    """The kernel's plan from `attention_layout.LEFT` on."""
+    bounds = [layout.UNBOUNDED if side is None else side for side in (options.left, options.right)]
+    mask = layout.NO_MASK if options.mask is None else layout.MASKS[options.mask.dtype.name]
+    given = [value is not None for value in (options.softcap, options.slopes, options.sinks)]
+    return *bounds, mask, layout.NORMS[options.qk_norm], *given
+
+
+def _numbers(options, computed):
+    """What the kernel takes as `given`. The scale is a power of two, for the queries, times the rest of it, for the scores."""
+    fraction, exponent = math.frexp(options.scale)
+    exponent = min(max(exponent - 1, -100), 100) if fraction and math.isfinite(fraction) else 0
+    power = 2.0**exponent
+    both = both_eps("unit_norm" if options.qk_norm == "unit" else "rms_norm", computed, options.eps)
+    with np.errstate(all="ignore"):
+        return np.array([power, options.scale / power, options.softcap or 0.0, *both], computed)

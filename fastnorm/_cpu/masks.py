@@ -15,7 +15,7 @@ def bytes_of(mask):
     """Bytes of an element, by the kind of a mask."""
     if mask == BOOLEAN:
         return 1
-    if mask == FLOAT16 or mask == BFLOAT16:
+    if mask in (FLOAT16, BFLOAT16):
         return 2
     return 4 if mask == FLOAT32 else 8
 

@@ -44,8 +44,9 @@ def scoring(computed, biased):
 
     @inlined
     def next_weights(scores, biases, plan, given, slope, first, end, position, largest, total, factor):
-        """From products of one query to weights, in place; its largest score, total and factor follow. In `biases` stays
-        what the scores were, minus infinity for keys that are not allowed.
+        """From products of one query to weights, in place; its largest score, total and factor follow.
+
+        In `biases` stays what the scores were: minus infinity for keys that are not allowed.
         """
         values = load(scores, 0) * given[layout.SCALE]
         if plan[layout.HAS_CAP]:

@@ -261,7 +261,9 @@ def _two_to(builder, suffix, shifted):
 
 
 def _comparison(sign):
-    return lambda builder, suffix, a, b: builder.fcmp_ordered(sign, a, b)
+    """As in Python, NaN is different from everything, and neither less nor more."""
+    name = "fcmp_unordered" if sign == "!=" else "fcmp_ordered"
+    return lambda builder, suffix, a, b: getattr(builder, name)(sign, a, b)
 
 
 _define(words.fma, 3, _llvm("fma"), numbers=True)

@@ -1,0 +1,249 @@
+"""The arguments of attention, prepared; as `_arguments` for the norms."""
+
+import operator
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._arguments import _landing, _unless_overwritten
+from ._checks import _number, as_array, check_out, computed, eps_of, library_for, native, result_dtype
+from ._dispatch import function_of
+from ._vocabulary import STORED
+from .consistency import attention_scale
+
+_FAR = 1 << 60  # positions are kept within this, so that sums of them fit
+_EPS = {"rms": 1e-6, "unit": 0.0, None: 0.0}  # the defaults of rms_norm and unit_norm
+
+
+class Options(NamedTuple):
+    """What was asked for besides q, k and v. Arrays have the batch axes of the call first."""
+
+    mask: Any  # (..., heads, queries, keys) of truth values or of floats; None: there is none
+    starts: Any  # (...,): the position of the first query
+    lengths: Any  # (...,): keys that are there
+    left: int | None  # keys seen before the position; None: all
+    right: int | None  # and after it
+    scale: float
+    softcap: float | None
+    slopes: Any  # (heads,) in the dtype of the computation, or None
+    sinks: Any
+    qk_norm: str | None
+    eps: float
+
+    def at(self, i):
+        """Those of one element of the first batch axis."""
+        mask = self.mask if self.mask is None else self.mask[i]
+        return self._replace(mask=mask, starts=self.starts[i], lengths=self.lengths[i])
+
+
+def attention_arguments(
+    q, k, v, mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, out
+):
+    """Arguments of attention, prepared.
+
+    Returns
+    -------
+    attention : function
+        Of the backend.
+    q, k, v : array
+        (..., heads, length, size), all with the same batch axes.
+    options : Options
+    target : array
+        To write to, of the shape of the result.
+    lse : array
+    out : array or Detour
+        For `deliver`.
+    one_head : bool
+        True if the caller's arrays have no axis of heads.
+    """
+    name = "attention"
+    others = {"k": k, "v": v, "mask": mask, "alibi_slopes": slopes, "sinks": sinks, "out": out}
+    library = library_for(q, name, others, "q")
+    arrays, function = sys.modules[library], function_of(name, library)
+    q, k, v = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("q", q), ("k", k), ("v", v)))
+    dtype = result_dtype(q.dtype)
+    q, k, v = native(q, dtype), native(k, result_dtype(k.dtype)), native(v, result_dtype(v.dtype))
+    if v.dtype != k.dtype:
+        raise TypeError(f"{name}: v must have the dtype of k, {k.dtype}, got {v.dtype}")
+    q, k, v, one_head = _heads(name, q, k, v)
+    batch = _common_batch(name, q, k, v)
+    n_heads, n_queries, head_size = q.shape[-3:]
+    n_keys, value_size = v.shape[-2:]
+    full, shape = (*batch, n_heads, n_queries, n_keys), (*batch, n_heads, n_queries, value_size)
+
+    if qk_norm not in (None, "rms", "unit"):
+        raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
+    lengths = _lengths(name, kv_lengths, batch, n_keys)
+    left, right = _bounds(name, window, is_causal)
+    options = Options(
+        _mask(name, mask, full, one_head, arrays),
+        np.clip(lengths - n_queries if q_start is None else _integers(name, "q_start", q_start, batch), -_FAR, _FAR),
+        lengths,
+        left,
+        right,
+        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else _number(name, "scale", scale),
+        _softcap(name, softcap),
+        _of_heads(name, "alibi_slopes", slopes, n_heads, computed(dtype), arrays),
+        _of_heads(name, "sinks", sinks, n_heads, computed(dtype), arrays),
+        qk_norm,
+        eps_of(name, _EPS[qk_norm] if eps is None else eps, computed(dtype)),
+    )
+    wanted = shape[1:] if one_head else shape
+    if out is None:
+        out = arrays.empty(wanted, dtype)
+    else:
+        check_out(name, "out", out, wanted, dtype)
+    seen = out[None] if one_head else out
+    q = _unless_overwritten(q, seen, arrays)
+    k, v = (one.copy() if arrays.may_share_memory(one, out) else one for one in (k, v))
+    apart = {
+        n: a.copy() for n, a in options._asdict().items() if n in _ARRAYS and a is not None and arrays.may_share_memory(a, out)
+    }
+    target, out = _landing(out, lambda array: array[None] if one_head else array, arrays)
+    lse = arrays.empty(shape[:-1], computed(dtype))
+    q, k, v = (arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
+    return function, q, k, v, options._replace(**apart), target, lse, out, one_head
+
+
+_ARRAYS = ("mask", "slopes", "sinks")
+
+
+def _heads(name, q, k, v):
+    """All with an axis of heads, of fitting sizes."""
+    for letter, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim < 2:
+            raise ValueError(f"{name}: {letter} must have shape (..., heads, length, head_dim), got {array.shape}")
+    one_head = q.ndim == 2
+    for letter, array in (("k", k), ("v", v)):
+        if (array.ndim == 2) != one_head:
+            raise ValueError(f"{name}: {letter} must have heads if and only if q has, got {array.shape} beside {q.shape}")
+    if one_head:
+        q, k, v = q[None], k[None], v[None]
+    if not q.shape[-1]:
+        raise ValueError(f"{name}: q must have a head_dim of at least 1, got shape {q.shape}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{name}: k must have the head_dim of q, {q.shape[-1]}, got shape {k.shape}")
+    if v.shape[-3:-1] != k.shape[-3:-1]:
+        raise ValueError(f"{name}: v must have the heads and length of k, {k.shape[-3:-1]}, got shape {v.shape}")
+    if q.shape[-3] % k.shape[-3] if k.shape[-3] else q.shape[-3]:
+        raise ValueError(f"{name}: q must have a multiple of the {k.shape[-3]} heads of k, got {q.shape[-3]}")
+    return q, k, v, one_head
+
+
+def _common_batch(name, q, k, v):
+    batch = q.shape[:-3]
+    for letter, array in (("k", k), ("v", v)):
+        try:
+            batch = np.broadcast_shapes(batch, array.shape[:-3])
+        except ValueError:
+            raise ValueError(
+                f"{name}: {letter} must have batch axes that broadcast with {batch}, got {array.shape[:-3]}"
+            ) from None
+    return batch
+
+
+def _mask(name, mask, full, one_head, arrays):
+    if mask is None:
+        return None
+    if not hasattr(mask, "dtype"):
+        mask = arrays.asarray(mask)
+    if mask.dtype != np.bool_ and mask.dtype.name not in STORED:
+        raise TypeError(f"{name}: mask must have dtype bool or one of {', '.join(STORED)}, got {mask.dtype}")
+    mask = native(mask, mask.dtype.newbyteorder("=") if not mask.dtype.isnative else mask.dtype)
+    try:
+        return arrays.broadcast_to(mask, full)
+    except ValueError:
+        shown = full[1:] if one_head else full
+        raise ValueError(f"{name}: mask must broadcast to (..., heads, queries, keys), {shown}, got {mask.shape}") from None
+
+
+def _integers(name, argument, value, batch):
+    """Integers, one for each element of the batch."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"{name}: {argument} must be an integer, or an array of one for each batch element, got {value!r}")
+    try:
+        return np.broadcast_to(given, batch).astype(np.int64)
+    except ValueError:
+        raise ValueError(f"{name}: {argument} must broadcast to the batch axes, {batch}, got shape {given.shape}") from None
+
+
+def _lengths(name, kv_lengths, batch, n_keys):
+    lengths = _integers(name, "kv_lengths", n_keys if kv_lengths is None else kv_lengths, batch)
+    if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
+        raise ValueError(f"{name}: kv_lengths must be within 0 and the {n_keys} keys, got {kv_lengths!r}")
+    return lengths
+
+
+def _bounds(name, window, is_causal):
+    """How far to the left and to the right a query sees; None: to the end."""
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(f"{name}: is_causal must be True or False, got {is_causal!r}")
+    bounds = [None, None]
+    if window is not None:
+        try:
+            bounds = [operator.index(side) for side in window]
+        except TypeError:
+            bounds = []
+        if len(bounds) != 2:
+            raise TypeError(f"{name}: window must be a pair of integers, (left, right), got {window!r}")
+        if min(bounds) < -1:
+            raise ValueError(f"{name}: window must have sides of at least 0, or -1 for no bound, got {window!r}")
+        bounds = [None if side == -1 else min(side, _FAR) for side in bounds]
+    left, right = bounds
+    return left, 0 if is_causal else right
+
+
+def _softcap(name, softcap):
+    if softcap is None:
+        return None
+    number = _number(name, "softcap", softcap)
+    if not number > 0:
+        raise ValueError(f"{name}: softcap must be positive, got {softcap!r}")
+    return None if number == np.inf else number
+
+
+def _of_heads(name, argument, value, n_heads, dtype, arrays):
+    if value is None:
+        return None
+    value = as_array(name, argument, value, arrays, tuple(STORED))
+    if value.shape != (n_heads,):
+        raise ValueError(f"{name}: {argument} must have shape ({n_heads},), one for each head of q, got {value.shape}")
+    with np.errstate(all="ignore"):
+        return native(value, dtype)
+
+
+def merge_arguments(outs, lses):
+    """Arguments of a merge: the backend's function, the parts in the dtype of the computation, and room for the result."""
+    name = "merge_attention"
+    outs, lses = _parts(name, "outs", outs), _parts(name, "lses", lses)
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"{name}: lses must be as many as outs, at least one, got {len(lses)} and {len(outs)}")
+    library = library_for(
+        outs[0],
+        name,
+        {f"{what}[{i}]": a for what, many in (("outs", outs), ("lses", lses)) for i, a in enumerate(many)},
+        "outs[0]",
+    )
+    arrays, function = sys.modules[library], function_of(name, library)
+    outs = [as_array(name, f"outs[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(outs)]
+    lses = [as_array(name, f"lses[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(lses)]
+    shape, dtype = outs[0].shape, result_dtype(outs[0].dtype)
+    for i, (one, lse) in enumerate(zip(outs, lses, strict=True)):
+        if not shape or one.shape != shape:
+            raise ValueError(
+                f"{name}: outs[{i}] must have an axis of features and the shape of outs[0], {shape}, got {one.shape}"
+            )
+        if lse.shape != shape[:-1]:
+            raise ValueError(f"{name}: lses[{i}] must have shape {shape[:-1]} to match outs, got {lse.shape}")
+    with np.errstate(all="ignore"):
+        outs, lses = ([one.astype(computed(dtype)) for one in many] for many in (outs, lses))
+    return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
+
+
+def _parts(name, argument, value):
+    try:
+        return list(value)
+    except TypeError:
+        raise TypeError(f"{name}: {argument} must be a sequence of arrays, got {value!r}") from None
