@@ -7,6 +7,7 @@ from .attention import attention, merge_attention
 from .consistency import attention_scale, init_std
 from .norms import group_norm, layer_norm, rms_norm, unit_norm
 from .residual import add_layer_norm, add_rms_norm
+from .softmax import log_softmax, logsumexp, softmax
 from .warming import warm_up
 
 __version__ = "0.1.0.dev0"
@@ -19,10 +20,13 @@ __all__ = [
     "group_norm",
     "init_std",
     "layer_norm",
+    "log_softmax",
+    "logsumexp",
     "merge_attention",
     "rms_norm",
     "set_num_threads",
     "show_config",
+    "softmax",
     "unit_norm",
     "warm_up",
 ]

@@ -312,6 +312,11 @@ def join_weights(a, b, numbers):
     return Weights(largest, total)
 
 
+def add_totals(a, b):
+    """The sums of two parts of a row together, both about the same score."""
+    return a + b
+
+
 def log_sum(weights, numbers):
     """The logarithm of the sum of the exponentials of scores; minus infinity if there is none."""
     return reference(weights.largest, numbers) + logarithm(weights.total)
@@ -389,6 +394,7 @@ FORMULAS = (
     weight_of,
     next_step,
     join_weights,
+    add_totals,
     log_sum,
     share_of,
     capped,

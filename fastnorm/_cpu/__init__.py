@@ -5,6 +5,7 @@ from .attention import attention
 from .group_norm import group_norm
 from .merge import merge_attention
 from .norms import layer_norm, rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
+from .softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "add_layer_norm",
@@ -12,8 +13,11 @@ __all__ = [
     "attention",
     "group_norm",
     "layer_norm",
+    "log_softmax",
+    "logsumexp",
     "merge_attention",
     "rms_norm",
+    "softmax",
     "unit_norm",
 ]
 DTYPES = ("float16", "bfloat16", "float32", "float64")

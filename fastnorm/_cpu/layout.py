@@ -101,3 +101,9 @@ def _stack(array, i, outer, inner, columns):
 def row_count(x):
     """The number of rows of a prepared array."""
     return math.prod(x.shape[:-1])
+
+
+# Softmax: what is wanted of a row, and the steps of the work on a piece of a long one.
+PROBABILITY, LOGARITHM = range(2)
+LARGEST, SUM, RESULT = range(3)
+TREE = 64  # levels of a tree of blocks

@@ -1,0 +1,34 @@
+"""The arguments of softmax and its relatives, prepared; as `_arguments` for the norms."""
+
+import functools
+import sys
+
+from ._arguments import _landing, _result, _rows
+from ._checks import _number, as_array, axes_of, library_for, native, result_dtype
+from ._dispatch import function_of
+from ._vocabulary import STORED
+
+
+def softmax_arguments(name, x, axis, scale, out):
+    """Arguments of `softmax` and `log_softmax`: the backend's function, x and target with the axis last, scale, and out."""
+    x, axis, arrays, function = _prepared(name, x, axis, out)
+    scale = _number(name, "scale", scale)
+    x, _, out = _result(name, x, [], out, x, arrays)
+    view = functools.partial(_rows, axes=(axis,))
+    target, out = _landing(out, view, arrays)
+    return function, view(x), scale, target, out
+
+
+def logsumexp_arguments(name, x, axis):
+    """Arguments of `logsumexp`: the backend's function, x with the axis last, the target without it, and that axis."""
+    x, axis, arrays, function = _prepared(name, x, axis, None)
+    x = _rows(x, (axis,))
+    return function, x, arrays.empty(x.shape[:-1], x.dtype), axis
+
+
+def _prepared(name, x, axis, out):
+    library = library_for(x, name, {"out": out})
+    arrays, function = sys.modules[library], function_of(name, library)
+    x = as_array(name, "x", x, arrays, tuple(STORED))
+    (axis,) = axes_of(name, axis, x, tuples=False)
+    return native(x, result_dtype(x.dtype)), axis, arrays, function
