@@ -7,6 +7,7 @@ from .attention import attention, merge_attention
 from .consistency import attention_scale, init_std
 from .norms import group_norm, layer_norm, rms_norm, unit_norm
 from .residual import add_layer_norm, add_rms_norm
+from .rotary import rope, rope_tables
 from .softmax import log_softmax, logsumexp, softmax
 from .warming import warm_up
 
@@ -24,6 +25,8 @@ __all__ = [
     "logsumexp",
     "merge_attention",
     "rms_norm",
+    "rope",
+    "rope_tables",
     "set_num_threads",
     "show_config",
     "softmax",

@@ -15,16 +15,16 @@ def apart(arrays, norm, x, residual, parameters, eps, out, kept):
         if kept.itemsize > 2:
             arrays.add(x, residual, out=kept, dtype=computed, casting="same_kind")
         else:
-            kept[...] = _for_rounding(arrays.add(x, residual, dtype=computed, casting="same_kind"), kept)
+            kept[...] = for_rounding(arrays.add(x, residual, dtype=computed, casting="same_kind"), kept)
         if kept.dtype == out.dtype and COMPUTED[STORED[kept.dtype.name]] == computed:
             norm(kept, parameters, eps, out)
         else:
             wide = kept.astype(computed)
             norm(wide, parameters, eps, wide)
-            out[...] = _for_rounding(wide, out)
+            out[...] = for_rounding(wide, out)
 
 
-def _for_rounding(wide, target):
+def for_rounding(wide, target):
     """`wide` as it is to be assigned to `target`: ml_dtypes rounds float64 to bfloat16 by way of float32, hence twice.
 
     Rounded to odd on that way, halfway cases cannot arise in the second step that were none in the first.

@@ -5,6 +5,7 @@ from .attention import attention
 from .group_norm import group_norm
 from .merge import merge_attention
 from .norms import layer_norm, rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
+from .rotary import rope
 from .softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "logsumexp",
     "merge_attention",
     "rms_norm",
+    "rope",
     "softmax",
     "unit_norm",
 ]

@@ -53,7 +53,7 @@ def planes(*arrays):
     n = arrays[0].shape[-1]
     if all(a.flags.c_contiguous for a in arrays):
         return Planes([a.reshape(1, -1, n) for a in arrays], False)
-    lead = _merged(arrays)
+    lead = merged(arrays)
     dense = tuple(a.itemsize for a in arrays)
     contiguous = n == 1 or tuple(a.strides[-1] for a in arrays) == dense
     columns = not contiguous and bool(lead) and lead[-1][1] == dense
@@ -77,7 +77,7 @@ def are_dense(*arrays):
     return all(a.strides[-1] == a.itemsize for a in arrays)
 
 
-def _merged(arrays):
+def merged(arrays):
     """The axes before the last as (length, strides), longest strides first, merged where all arrays allow."""
     axes = [(a[0], a[1:]) for a in zip(arrays[0].shape[:-1], *[a.strides for a in arrays], strict=False) if a[0] != 1]
     axes.sort(key=lambda axis: [-abs(stride) for stride in axis[1]])

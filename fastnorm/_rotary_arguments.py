@@ -1,0 +1,59 @@
+"""The arguments of RoPE and its tables, prepared; as `_arguments` for the norms."""
+
+import functools
+import operator
+import sys
+
+import numpy as np
+
+from ._arguments import _landing, _result, _rows
+from ._checks import as_array, computed, library_for, native, result_dtype
+from ._dispatch import function_of
+from ._vocabulary import STORED
+
+
+def rope_arguments(x, cos, sin, interleaved, out):
+    """Arguments of `rope`: the backend's function, x, tables of its leading shape, the pairing, the target, and out."""
+    name = "rope"
+    library = library_for(x, name, {"cos": cos, "sin": sin, "out": out})
+    arrays, function = sys.modules[library], function_of(name, library)
+    x, cos, sin = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("x", x), ("cos", cos), ("sin", sin)))
+    if not x.ndim:
+        raise ValueError(f"{name}: x must have an axis of features, got a 0-dimensional array")
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise TypeError(f"{name}: interleaved must be True or False, got {interleaved!r}")
+    if not cos.ndim or 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError(f"{name}: cos must have at most half of the {x.shape[-1]} features of x, got shape {cos.shape}")
+    if sin.shape != cos.shape:
+        raise ValueError(f"{name}: sin must have the shape of cos, {cos.shape}, got {sin.shape}")
+    x = native(x, result_dtype(x.dtype))
+    try:
+        with np.errstate(all="ignore"):
+            tables = [native(a, computed(x.dtype)) for a in (cos, sin)]
+        tables = [arrays.broadcast_to(a, (*x.shape[:-1], cos.shape[-1])) for a in tables]
+    except ValueError:
+        raise ValueError(f"{name}: cos must broadcast to {x.shape[:-1]}, the leading shape of x, got {cos.shape}") from None
+    x, tables, out = _result(name, x, tables, out, x, arrays)
+    view = functools.partial(_rows, axes=(x.ndim - 1,))
+    target, out = _landing(out, view, arrays)
+    return function, x, *tables, bool(interleaved), target, out
+
+
+def table_arguments(positions, dim, dtype):
+    """Arguments of `rope_tables`: positions in float64, the number of features, the dtype."""
+    name = "rope_tables"
+    library_for(positions, name, {}, "positions")
+    positions = as_array(name, "positions", positions, np, tuple(STORED))
+    try:
+        size = operator.index(dim)
+    except TypeError:
+        raise TypeError(f"{name}: dim must be an integer, got {dim!r}") from None
+    if size < 0 or size % 2:
+        raise ValueError(f"{name}: dim must be even and at least 0, got {dim!r}")
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"{name}: dtype must be one of {', '.join(STORED)}, got {dtype!r}") from None
+    if dtype.name not in STORED:
+        raise TypeError(f"{name}: dtype must be one of {', '.join(STORED)}, got {dtype}")
+    return positions.astype(np.float64), size, dtype
