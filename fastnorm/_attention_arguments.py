@@ -102,7 +102,7 @@ def attention_arguments(
     }
     target, out = _landing(out, lambda array: array[None] if one_head else array, arrays)
     lse = arrays.empty(shape[:-1], computed(dtype))
-    q, k, v = (arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
+    q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
     return function, q, k, v, options._replace(**apart), target, lse, out, one_head
 
 
@@ -164,7 +164,7 @@ def _integers(name, argument, value, batch):
     if given.dtype.kind not in "iu":
         raise TypeError(f"{name}: {argument} must be an integer, or an array of one for each batch element, got {value!r}")
     try:
-        return np.broadcast_to(given, batch).astype(np.int64)
+        return np.full(batch, given, np.int64)
     except ValueError:
         raise ValueError(f"{name}: {argument} must broadcast to the batch axes, {batch}, got shape {given.shape}") from None
 

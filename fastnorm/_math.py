@@ -244,16 +244,20 @@ class Parts(NamedTuple):
 
 
 def exponential_parts(x, numbers):
-    """``x = n * ln 2 + r``: two to the n, and ``exp(r) - 1``. Where n leaves the normal numbers, `power` is 0; NaN stays."""
+    """``x = n * ln 2 + r``: two to the n, and ``exp(r) - 1``. Where n leaves the normal numbers, `power` is 0; NaN stays.
+
+    The product with ln 2 is exact, in `fma`, but ln 2 is not: that is n / 60 units in the last place in float32, n / 10 in
+    float64, of an exponential that is 2**n times that of 0. A second step would cost a tenth of all this.
+    """
     x = maximum(numbers.least, x)
     shifted = fma(x, numbers.log2_e, numbers.shift)
     n = shifted - numbers.shift
-    r = fma(n, numbers.zero - numbers.ln2_low, fma(n, numbers.zero - numbers.ln2_high, x))
+    r = fma(n, zero_minus(numbers.ln2, numbers), x)
     return Parts(two_to(shifted), r * polynomial(r, numbers.coefficients))
 
 
 def exponential(x, numbers):
-    """``exp(x)`` for x up to 0, within a unit in the last place; 0 where that is subnormal."""
+    """``exp(x)`` for x up to 0, within 1.5 units in the last place near 0; 0 where it is subnormal."""
     parts = exponential_parts(x, numbers)
     return fma(parts.power, parts.rest, parts.power)
 

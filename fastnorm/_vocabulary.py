@@ -86,12 +86,11 @@ class Exponential(NamedTuple):
     least: np.floating  # arguments below this, whose exponential is subnormal, give 0
     log2_e: np.floating
     shift: np.floating  # adding it rounds to a whole number, whose bits then are the lowest of the sum
-    ln2_high: np.floating  # short enough that a multiple of it is exact
-    ln2_low: np.floating
+    ln2: np.floating
     coefficients: tuple[np.floating, ...]
 
 
-def _exponential(dtype, digits, least_exponent, ln2_high, ln2_low, coefficients):
+def _exponential(dtype, digits, least_exponent, coefficients):
     """The constants of a dtype whose numbers have so many digits behind the first."""
     return Exponential(
         zero=dtype(0),
@@ -102,8 +101,7 @@ def _exponential(dtype, digits, least_exponent, ln2_high, ln2_low, coefficients)
         least=dtype(least_exponent * 0.6931471805599453),
         log2_e=dtype(1.4426950408889634),
         shift=dtype(1.5 * 2.0**digits),
-        ln2_high=dtype(ln2_high),
-        ln2_low=dtype(ln2_low),
+        ln2=dtype(0.6931471805599453),
         coefficients=tuple(map(dtype, coefficients)),
     )
 
@@ -123,8 +121,8 @@ _COEFFICIENTS64 = (
     2.5118928326914580e-8,
 )
 EXPONENTIALS = {
-    "float32": _exponential(np.float32, 23, -127, 0.693145751953125, 1.4286068203094172e-6, _COEFFICIENTS32),
-    "float64": _exponential(np.float64, 52, -1023, 0.69314718060195446, -4.2009150726810847e-11, _COEFFICIENTS64),
+    "float32": _exponential(np.float32, 23, -127, _COEFFICIENTS32),
+    "float64": _exponential(np.float64, 52, -1023, _COEFFICIENTS64),
 }
 
 

@@ -15,10 +15,10 @@ from . import attention_layout as layout
 from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, padded
 from .keys import reading
 from .masks import masking
-from .memory import address, load, pointer_to, put, shifted, stack_of, store, store_first
+from .memory import address, load, pointer_to, prefetch, put, shifted, stack_of, store, store_first
 from .scores import scoring
 from .simd import LANES, any_lane, inlined, splat
-from .tile import ROWS, add_products, load_tile, store_tile, tile_width
+from .tile import ROWS, TURNED, add_products, load_tile, store_tile, tile_width
 
 
 class State(NamedTuple):
@@ -156,17 +156,39 @@ def attend(dtype, cached):
             some = some or any_lane(bias != numbers.nothing)
         return some
 
+    def adding(rows):
+        """`add_values` for so many rows."""
+
+        @inlined
+        def add(scores, values, stride, first, end, value_size, outputs, width, factors, following, following_stride):
+            """Weighted sums of values of some keys: they are scaled, then grow by each value times its weight.
+
+            Meanwhile the keys are asked for that will be needed next, if there are any.
+            """
+            for column in range(0, value_size, tile_width(outputs)):
+                here = shifted(outputs, column * size)
+                tile = load_tile(here, width, factors, rows)
+                across = shifted(values, (first * stride + column) * size)
+                ahead = following
+                for key in range(first, end):
+                    tile = add_products(tile, shifted(scores, key * size), KEYS, across)
+                    across = shifted(across, stride * size)
+                    if following_stride != 0:
+                        prefetch(ahead, column)
+                        ahead = shifted(ahead, following_stride)
+                store_tile(tile, here, width)
+
+        return add
+
+    add_to_four, add_to_six = adding(4), adding(ROWS)
+
     @inlined
-    def add_values(scores, values, stride, first, end, value_size, outputs, width, factors):
-        """Weighted sums of values of some keys, for six rows: they are scaled, then grow by each value times its weight."""
-        for column in range(0, value_size, tile_width(outputs)):
-            here = shifted(outputs, column * size)
-            tile = load_tile(here, width, factors, ROWS)
-            across = shifted(values, (first * stride + column) * size)
-            for key in range(first, end):
-                tile = add_products(tile, shifted(scores, key * size), KEYS, across)
-                across = shifted(across, stride * size)
-            store_tile(tile, here, width)
+    def add_values(present, scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride):
+        """The same, in the smaller tile if it holds the rows."""
+        if present <= 4:
+            add_to_four(scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride)
+        else:
+            add_to_six(scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride)
 
     @inlined
     def add_allowed_values(scores, biased_scores, values, first, end, outputs, width, factors, rows):
@@ -190,7 +212,8 @@ def attend(dtype, cached):
         v_source = shifted(pointer_to(v), block.b * v.strides[0] + block.head * v.strides[1])
         row_is_dense = v.strides[3] == v.itemsize or value_size == 1
         v_in_place = in_place and few and row_is_dense and value_size % tile_width(room.values) == 0
-        k_in_place = in_place and k.strides[3] == k.itemsize and plan[layout.NORM] == layout.NO_NORM
+        keys_are_dense = k.strides[3] == k.itemsize and plan[layout.NORM] == layout.NO_NORM
+        k_in_place = in_place and keys_are_dense and head_size % TURNED == 0
         for key in range(max(start, low // KEYS * KEYS), stop, KEYS):
             count = min(KEYS, stop - key)
             keys_are_read, values_are_read, finite = False, False, True
@@ -212,15 +235,19 @@ def attend(dtype, cached):
                 queries = shifted(room.queries, first_row * head_size * size)
                 if not keys_are_read:
                     keys_are_read = True
-                    if not (k_in_place and (few or (count == KEYS and head_size % 16 == 0))):
+                    if not (few and keys_are_dense) and not (k_in_place and count == KEYS and not few):
                         eps, lifted_eps = given[layout.EPS], given[layout.LIFTED_EPS]
                         norm = plan[layout.NORM]
                         read_rows(key_rows, k.strides[2], k.strides[3], count, head_size, room.keys, norm, eps, lifted_eps)
                         keys_here, key_stride = room.keys, padded(head_size)
                     if not few:
                         turn(keys_here, key_stride, head_size, room.turned)
-                if few:
-                    dots(queries, present, keys_here, key_stride, count, head_size, room.scores)
+                if few and keys_are_dense:
+                    stride, v_stride = k.strides[2], v.strides[2]
+                    dots(queries, present, key_rows, stride, count, head_size, room.scores, value_rows, v_stride)
+                elif few:
+                    stride, v_stride = key_stride * size, v.strides[2]
+                    dots(queries, present, keys_here, stride, count, head_size, room.scores, value_rows, v_stride)
                 else:
                     products(queries, head_size, room.turned, room.scores)
                 for i in range(present):
@@ -259,7 +286,21 @@ def attend(dtype, cached):
                         finite = are_finite(room.values, count, value_size)
                     values, value_stride = room.values, width
                 if finite or alike:
-                    add_values(room.scores, values, value_stride, first, end, value_size, outputs, width, room.factors)
+                    ahead, ahead_stride = shifted(key_rows, KEYS * k.strides[2]), k.strides[2] if few else 0
+                    add_values(
+                        present,
+                        room.scores,
+                        values,
+                        value_stride,
+                        first,
+                        end,
+                        value_size,
+                        outputs,
+                        width,
+                        room.factors,
+                        ahead,
+                        ahead_stride,
+                    )
                 else:
                     add_allowed_values(room.scores, room.biases, room.values, first, end, outputs, width, room.factors, present)
 

@@ -50,7 +50,7 @@ def _attend(q, k, v, options, out, lse):
     places = np.array(layout.room_of(rows, head_size, value_size, segments), np.int64)
     parts = np.empty(tasks * segments * part_size if apart else 1, computed)
     scratch = [Scratch(int(places[-1]), computed), Scratch(3 * rows, np.int64)]
-    of_heads = [np.broadcast_to(_NONE[computed], n_heads) if a is None else a for a in (options.slopes, options.sinks)]
+    of_heads = [np.zeros(n_heads, computed) if a is None else a for a in (options.slopes, options.sinks)]
     arrays = [q, k, v, _first_bytes(options.mask, lse, n_keys), options.starts, options.lengths, *of_heads]
     run = kernel("fastnorm._cpu.attend:attend", q.dtype.name, k.dtype.name)
 
@@ -69,14 +69,13 @@ def _attend(q, k, v, options, out, lse):
         take(layout.WHOLE, tasks, n_keys)
 
 
-_NONE = {np.dtype(name): np.zeros(1, name) for name in ("float32", "float64")}
 _NO_MASK = np.zeros(1, np.uint8)
 
 
 def _first_bytes(mask, lse, n_keys):
     """A mask as the kernel takes it, of whatever dtype: the first byte of each element."""
     if mask is None:
-        return np.broadcast_to(_NO_MASK, (*lse.shape, n_keys))
+        return np.ndarray((*lse.shape, n_keys), np.uint8, _NO_MASK, 0, (0, 0, 0, 0))
     if mask.itemsize == 1:
         return mask.view(np.uint8)
     return mask.view([("first", np.uint8), ("others", f"V{mask.itemsize - 1}")])["first"]

@@ -107,3 +107,4 @@ def row_count(x):
 PROBABILITY, LOGARITHM = range(2)
 LARGEST, SUM, RESULT = range(3)
 TREE = 64  # levels of a tree of blocks
+KEPT = 8192  # elements of a row up to which its exponentials are kept, in the second cache, and not taken twice

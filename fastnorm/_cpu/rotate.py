@@ -12,6 +12,7 @@ from .simd import LANES, inlined
 
 INTERLEAVED, STREAMING = range(2)  # in `flags`
 LINE = 64  # bytes
+ROWS = 64  # whose tables stay in a cache from one head to the next (0.6 of copy without, 32 heads of 4096 x 128)
 
 
 def _picked(first, step):
@@ -69,8 +70,9 @@ def rotate(dtype):
                 store_first(out, 2 * j + LANES, high, upper_pairs(pair.x, pair.y))
 
     @inlined
-    def one_by_one(x, stride, cosine, cosine_stride, sine, sine_stride, n, out, out_stride, interleaved):
+    def one_by_one(x, cosine, sine, n, out, strides, interleaved):
         """Features of any strides."""
+        stride, cosine_stride, sine_stride, out_stride = strides
         step, apart = (2, 1) if interleaved else (1, n)
         for i in range(n):
             here, there = i * step, i * step + apart
@@ -93,23 +95,22 @@ def rotate(dtype):
         in_place = address(pointer_to(x)) == address(pointer_to(out)) and x.strides == out.strides
         lines = (address(pointer_to(out)) | out.strides[0] | out.strides[1] | n * out.itemsize) % LINE == 0
         streaming = flags[STREAMING] != 0 and lines
-        for p in range(planes):
-            for i in range(rows):
-                source = shifted(pointer_to(x), p * x.strides[0] + i * x.strides[1])
-                target = shifted(pointer_to(out), p * out.strides[0] + i * out.strides[1])
-                c = shifted(pointer_to(cosine), p * cosine.strides[0] + i * cosine.strides[1])
-                s = shifted(pointer_to(sine), p * sine.strides[0] + i * sine.strides[1])
-                if not dense:
-                    interleaved = flags[INTERLEAVED] != 0
-                    one_by_one(
-                        source, x.strides[2], c, cosine.strides[2], s, sine.strides[2], n, target, out.strides[2], interleaved
-                    )
-                elif flags[INTERLEAVED] != 0:
-                    pairs(source, c, s, n, target, streaming)
-                else:
-                    halves(source, c, s, n, target, streaming)
-                if not in_place:
-                    pass_through(source, x.strides[2], 2 * n, features, target, out.strides[2])
+        for start in range(0, rows, ROWS):
+            for p in range(planes):
+                for i in range(start, min(start + ROWS, rows)):
+                    source = shifted(pointer_to(x), p * x.strides[0] + i * x.strides[1])
+                    target = shifted(pointer_to(out), p * out.strides[0] + i * out.strides[1])
+                    c = shifted(pointer_to(cosine), p * cosine.strides[0] + i * cosine.strides[1])
+                    s = shifted(pointer_to(sine), p * sine.strides[0] + i * sine.strides[1])
+                    if not dense:
+                        steps = x.strides[2], cosine.strides[2], sine.strides[2], out.strides[2]
+                        one_by_one(source, c, s, n, target, steps, flags[INTERLEAVED] != 0)
+                    elif flags[INTERLEAVED] != 0:
+                        pairs(source, c, s, n, target, streaming)
+                    else:
+                        halves(source, c, s, n, target, streaming)
+                    if not in_place:
+                        pass_through(source, x.strides[2], 2 * n, features, target, out.strides[2])
         if streaming:
             fence()
 

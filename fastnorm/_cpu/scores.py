@@ -4,9 +4,11 @@ from .. import _math
 from .._vocabulary import EXPONENTIALS, fma, magnitude, select
 from . import attention_layout as layout
 from .attention_layout import KEYS, NO_MASK
-from .memory import load, load_first, shifted, store
-from .simd import LANES, as_number, first_lanes, inlined, lane_numbers, largest_lane, splat, sum_lanes
-from .tile import ROWS, add_products, store_tile, tile_width, zero_tile
+from .memory import load, load_first, prefetch, shifted, stack_like, store
+from .simd import LANES, as_number, converted, first_lanes, inlined, lane_numbers, largest_lane, splat, sum_lanes
+from .tile import ROWS, TURNED, add_products, store_quarters, store_tile, tile_width, turn_over, zero_tile
+
+SQUARE = TURNED * TURNED
 
 
 def scoring(computed, biased):
@@ -26,21 +28,35 @@ def scoring(computed, biased):
             store_tile(tile, shifted(scores, column * size), KEYS)
 
     @inlined
-    def dots(queries, rows, keys, key_stride, count, head_size, scores):
-        """Some queries with keys as they lie in memory: 64 chains for each product, then their tree."""
-        for key in range(count):
+    def dots(queries, rows, keys, key_stride, count, head_size, scores, values, value_stride):
+        """Some queries with keys as they lie in memory: 64 chains for each product, whose trees 16 keys take together.
+
+        Meanwhile the values are asked for, which will be needed next.
+        """
+        partial, turned = stack_like(scores, SQUARE), stack_like(scores, SQUARE)
+        for first in range(0, count, TURNED):
+            some = min(TURNED, count - first)
             for i in range(rows):
-                query = shifted(queries, i * head_size * size)
-                chains = splat(numbers.zero)
-                j = 0
-                while j + LANES <= head_size:
-                    chains = fma(load(query, j), load(keys, j), chains)
-                    j += LANES
-                if j < head_size:
-                    rest = head_size - j
-                    chains = fma(load_first(query, j, rest), load_first(keys, j, rest), chains)
-                scores[i * KEYS + key] = sum_lanes(chains)
-            keys = shifted(keys, key_stride * size)
+                query, here = shifted(queries, i * head_size * size), keys
+                for key in range(some):
+                    chains = splat(numbers.zero)
+                    j = 0
+                    while j + LANES <= head_size:
+                        chains = fma(load(query, j), converted(load(here, j), numbers.zero), chains)
+                        if i == 0:
+                            prefetch(values, j)
+                        j += LANES
+                    if j < head_size:
+                        rest = head_size - j
+                        chains = fma(load_first(query, j, rest), converted(load_first(here, j, rest), numbers.zero), chains)
+                    store_quarters(shifted(partial, key * TURNED * size), chains)
+                    here = shifted(here, key_stride)
+                    if i == 0:
+                        values = shifted(values, value_stride)
+                turn_over(partial, TURNED, turned, TURNED)
+                sums = (load(turned, 0) + load(turned, 2 * LANES)) + (load(turned, LANES) + load(turned, 3 * LANES))
+                store_quarters(shifted(scores, (i * KEYS + first) * size), sums)
+            keys = shifted(keys, some * key_stride)
 
     @inlined
     def next_weights(scores, biases, plan, given, slope, first, end, position, largest, total, factor):

@@ -3,9 +3,9 @@
 import numpy as np
 
 from .._compile import Scratch, kernel
-from .._math import add_totals, reference
-from .._vocabulary import COMPUTED, EXPONENTIALS
-from .layout import LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, TREE, planes, row_count, slab_width, tasks
+from .._math import add_totals
+from .._vocabulary import COMPUTED
+from .layout import KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, TREE, planes, row_count, slab_width, tasks
 from .norms import ENDLESS, LONG, PLAIN, TASK, as_stored, step_of, streaming_of
 from .threads import get_num_threads, share
 
@@ -37,7 +37,8 @@ def _sums(x, out):
     else:
         x = x.reshape(-1, x.shape[-1])
         run = kernel("fastnorm._cpu.softmax_kernels:sums", x.dtype.name)
-        share(run.over("r", x, _given(1.0, x.dtype), out.reshape(-1)), len(x), step_of(x))
+        given = _given(1.0, x.dtype)
+        share(run.over("r", x, given, _kept(x.shape[1], given), out.reshape(-1)), len(x), step_of(x))
 
 
 def _each(x, scale, what, out):
@@ -59,44 +60,40 @@ def _each(x, scale, what, out):
     else:
         (x, out), dimension = tasks(view)
         run = kernel("fastnorm._cpu.softmax_kernels:rows", x.dtype.name)
-        run = run.over(dimension, x, given, np.array([streaming, what], np.int64), out)
+        run = run.over(dimension, x, given, np.array([streaming, what], np.int64), _kept(x.shape[-1], given), out)
         share(run, len(x), step_of(x))
 
 
 def _given(scale, stored):
-    """The numbers of a call, in the dtype of the computation.
-
-    The scale is a factor before the difference from the largest, and one after it: a power of two first, if it is small,
-    so that no difference overflows where the scaled one does not; else the sign alone, so that the difference is exact.
-    """
-    computed = COMPUTED[stored.name]
-    size = abs(scale)
-    before = 0.25 if size < 1 else 1.0
+    """The numbers of a call, in the dtype of the computation: the sign of the scale, and the scale."""
     with np.errstate(all="ignore"):
-        return np.array([-1.0 if scale < 0 else 1.0, scale, before, size / before]).astype(computed)
+        return np.array([-1.0 if scale < 0 else 1.0, scale]).astype(COMPUTED[stored.name])
+
+
+def _kept(n, given):
+    """Room for the exponentials of a row."""
+    return Scratch(n if n <= KEPT else 1, given.dtype)
 
 
 def _by_pieces(x, given, flags, out):
     """One long row: the largest of its pieces, their sums, the result."""
     n = len(x)
     piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)  # whole blocks, and a power of two of them
-    found = np.empty(-(-n // piece), given.dtype)
-    known = np.zeros(2, given.dtype)
+    found = np.empty((-(-n // piece), 2), given.dtype)
+    known = np.zeros(3, given.dtype)  # the largest, the smallest, the inverse or logarithm of the sum
     run = kernel("fastnorm._cpu.softmax_kernels:pieces", x.dtype.name).without_gil
 
     def take(step):
         step = np.array([*flags[:2], step], np.int64)
-        share(lambda a, b: run(x[a:b], given, known, step, out[a:b], found[a // piece : a // piece + 1]), n, piece)
+        share(lambda a, b: run(x[a:b], given, known, step, out[a:b], found[a // piece]), n, piece)
 
     with np.errstate(all="ignore"):
         take(LARGEST)
-        known[0] = reference(np.fmax.reduce(found), EXPONENTIALS[given.dtype.name])
+        known[:2] = np.fmax.reduce(found[:, 0]), np.fmin.reduce(found[:, 1])
         take(SUM)
-        total = _joined(list(found))
-        if total == 0:
-            known[1] = 0
-        else:
-            known[1] = np.log(total) if flags[1] == LOGARITHM else 1 / total
+        total = _joined(list(found[:, 0]))
+        if total != 0:
+            known[2] = np.log(total) if flags[1] == LOGARITHM else 1 / total
         take(RESULT)
 
 
@@ -120,7 +117,7 @@ def _by_columns(view, given, flags):
     n_planes, n, n_columns = x.shape
     width = min(slab_width(n, n_columns, x.itemsize), 512)  # with 64 chains each, columns take much room
     flags = np.array([*flags, 0, width], np.int64)
-    room = Scratch((1 + TREE + LANES) * width + LANES, given.dtype)
+    room = Scratch((3 + TREE + LANES) * width, given.dtype)
     run = kernel("fastnorm._cpu.softmax_kernels:columns", x.dtype.name)
     if n_planes >= get_num_threads():
         share(run.over(None, x, given, flags, room, out), n_planes, max(1, TASK // (n * n_columns)))

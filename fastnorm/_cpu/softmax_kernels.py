@@ -1,17 +1,19 @@
 """Kernels of softmax: the largest of a row, the sum of the exponentials of distances from it, the result.
 
 Exponentials are summed in the order of `blocks`, in rows with a lane a chain, in columns with a lane a column. A row is read
-three times, so that nothing has to be kept of it: it stays in a cache, and the exponential, taken twice, costs less than
-memory (0.4 of the time of a copy). While a row is worked on, the next one is asked for.
+twice, for its largest and for its sum; then it is in a cache, and so are its exponentials, unless it is long: these are
+taken again. While a row is worked on, the next one is asked for.
 """
+
+from typing import Any, NamedTuple
 
 from .. import _math
 from .._compile import Source
-from .._vocabulary import COMPUTED, EXPONENTIALS, maximum, select
+from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, fma, magnitude, maximum, minimum, select
 from .apply import write
 from .blocks import climb, root
 from .edges import to_line
-from .layout import BLOCK, LARGEST, LOGARITHM, SUM, TREE
+from .layout import BLOCK, KEPT, LARGEST, LOGARITHM, SUM, TREE
 from .memory import (
     fence,
     get,
@@ -30,60 +32,88 @@ from .memory import (
 from .simd import LANES, first_lanes, inlined, largest_lane, splat, sum_lanes
 from .sources import gathered
 
-SIGN, SCALE, WHOLE, REST = range(4)  # in `given`: x is multiplied by the sign; scale * (x - y) is that, or in two factors
+SIGN, SCALE = range(2)  # in `given`: of the scale, and the scale
+
+
+class Comparison(NamedTuple):
+    """How elements of a row are compared with its largest score."""
+
+    before: Any
+    against: Any
+    after: Any
 
 
 def working(computed):
     """The functions that kernels over rows are made of."""
     numbers = EXPONENTIALS[computed]
+    zero, one, nothing, lowest = numbers.zero, numbers.one, numbers.nothing, numbers.lowest
+    fraction = RANGES[computed].fraction
 
     @inlined
-    def distance(values, against, given):
-        """The scaled distance from the largest, of which neither factor leaves the range where the product does not."""
-        return (values * given[WHOLE] - against * given[WHOLE]) * given[REST]
+    def compared(largest, smallest, given):
+        """How elements are compared with that of the largest score: ``fma(x, before, against) * after``.
+
+        `before` is 1, and the difference exact, but where that would overflow and the scaled one would not.
+        """
+        largest, smallest = largest * given[SIGN], smallest * given[SIGN]
+        before = select(magnitude(largest - smallest) <= zero - lowest, one, fraction)
+        against = zero - _math.reference(largest * given[SIGN], numbers) * given[SIGN] * before
+        return Comparison(before, against, given[SCALE] / before)
 
     @inlined
-    def largest_of(x, stride, n, given):
-        """The largest of a row; NaN does not count."""
+    def distance(values, how):
+        """The scaled distance from the largest."""
+        return fma(values, how.before, how.against) * how.after
+
+    @inlined
+    def extremes_of(x, stride, n, given):
+        """The largest and the smallest of a row, times the sign of the scale; NaN does not count."""
         block = stack_like(x, BLOCK)
-        largest = splat(numbers.nothing)
+        largest, smallest = splat(nothing), splat(zero - nothing)
         for start in range(0, n, BLOCK):
             count = min(BLOCK, n - start)
             values = gathered(shifted(x, start * stride), stride, count, block)
             j = 0
             while j + LANES <= count:
-                largest = maximum(load(values, j) * given[SIGN], largest)
+                some = load(values, j) * given[SIGN]
+                largest, smallest = maximum(some, largest), minimum(some, smallest)
                 j += LANES
             if j < count:
-                some = load_first(values, j, count - j) * given[SIGN]
-                largest = maximum(select(first_lanes(count - j), some, numbers.nothing), largest)
-        return largest_lane(largest)
+                some, here = load_first(values, j, count - j) * given[SIGN], first_lanes(count - j)
+                largest = maximum(select(here, some, nothing), largest)
+                smallest = minimum(select(here, some, zero - nothing), smallest)
+        return largest_lane(largest), zero - largest_lane(zero - smallest)
 
     @inlined
-    def sum_of(x, stride, n, against, given, following, ask):
-        """The sum of the exponentials of a row."""
-        block, tree = stack_like(x, BLOCK), stack_of(numbers.zero, TREE)
+    def sum_of(x, stride, n, how, following, ask, kept):
+        """The sum of the exponentials of a row, which are kept if there is room."""
+        block, tree = stack_like(x, BLOCK), stack_of(zero, TREE)
         top = 0
         for start in range(0, n, BLOCK):
             count = min(BLOCK, n - start)
             values = gathered(shifted(x, start * stride), stride, count, block)
-            chains = splat(numbers.zero)
+            chains = splat(zero)
             j = 0
             while j + LANES <= count:
-                chains = chains + _math.exponential(distance(load(values, j) * given[SIGN], against, given), numbers)
+                some = _math.exponential(distance(load(values, j), how), numbers)
+                chains = chains + some
+                if n <= KEPT:
+                    store(kept, start + j, some)
                 if ask:
                     prefetch(following, start + j)
                 j += LANES
             if j < count:
-                some = _math.exponential(distance(load_first(values, j, count - j) * given[SIGN], against, given), numbers)
-                chains = chains + select(first_lanes(count - j), some, numbers.zero)
+                some = _math.exponential(distance(load_first(values, j, count - j), how), numbers)
+                chains = chains + select(first_lanes(count - j), some, zero)
+                if n <= KEPT:
+                    store_first(kept, start + j, count - j, some)
             top = climb(_math.add_totals, tree, top, start // BLOCK, sum_lanes(chains))
         return root(_math.add_totals, tree, top)
 
     @inlined
-    def result(values, against, total, given, logarithm):
+    def result(values, how, total, logarithm):
         """The result for some elements; `total` is its inverse, or its logarithm."""
-        distances = distance(values * given[SIGN], against, given)
+        distances = distance(values, how)
         if logarithm:
             return distances - total
         return _math.exponential(distances, numbers) * total
@@ -91,99 +121,101 @@ def working(computed):
     @inlined
     def prepared(total, logarithm):
         """What `result` needs of a sum: its inverse or logarithm; 0 for a row of which nothing is left."""
-        if total == numbers.zero:
-            return numbers.zero
+        if total == zero:
+            return zero
         if logarithm:
             return _math.logarithm(total)
-        return numbers.one / total
+        return one / total
 
     @inlined
-    def apply(x, stride, n, against, total, given, logarithm, streaming, out, out_stride):
+    def apply(x, stride, n, how, total, kept, logarithm, streaming, out, out_stride):
         """The result of a row."""
         if stride != itemsize(x) or out_stride != itemsize(out):
             for j in range(n):
-                value = get(shifted(x, j * stride))
-                put(shifted(out, j * out_stride), result(value, against, total, given, logarithm))
+                put(shifted(out, j * out_stride), result(get(shifted(x, j * stride)), how, total, logarithm))
             return
-        head = to_line(out, n) if streaming else 0
-        j = 0
-        if head > 0:
-            store_first(out, 0, head, result(load_first(x, 0, head), against, total, given, logarithm))
-            j = head
+        j = to_line(out, n) if streaming else 0
+        if j > 0:
+            store_first(out, 0, j, result(load_first(x, 0, j), how, total, logarithm))
+        if n <= KEPT and not logarithm:
+            while j + LANES <= n:
+                write(out, j, load(kept, j) * total, streaming)
+                j += LANES
         while j + LANES <= n:
-            write(out, j, result(load(x, j), against, total, given, logarithm), streaming)
+            write(out, j, result(load(x, j), how, total, logarithm), streaming)
             j += LANES
         if j < n:
-            store_first(out, j, n - j, result(load_first(x, j, n - j), against, total, given, logarithm))
+            store_first(out, j, n - j, result(load_first(x, j, n - j), how, total, logarithm))
 
-    return distance, largest_of, sum_of, result, prepared, apply
+    return compared, distance, extremes_of, sum_of, result, prepared, apply
 
 
 def rows(dtype):
     """Kernel: softmax or its logarithm, of rows of any strides."""
     computed = COMPUTED[dtype]
-    numbers = EXPONENTIALS[computed]
-    _, largest_of, sum_of, _, prepared, apply = working(computed)
+    compared, _, extremes_of, sum_of, _, prepared, apply = working(computed)
 
-    def kernel(x, given, flags, out):
+    def kernel(x, given, flags, scratch, out):
         n_rows, n = x.shape
-        source, target, stride = pointer_to(x), pointer_to(out), x.strides[1]
+        source, target, stride, kept = pointer_to(x), pointer_to(out), x.strides[1], pointer_to(scratch)
         streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
         for i in range(n_rows):
-            if n > 0:
-                following = shifted(source, x.strides[0])
-                largest = _math.reference(largest_of(source, stride, n, given), numbers)
-                total = prepared(sum_of(source, stride, n, largest, given, following, i + 1 < n_rows), logarithm)
-                apply(source, stride, n, largest, total, given, logarithm, streaming, target, out.strides[1])
-                source, target = following, shifted(target, out.strides[0])
+            following = shifted(source, x.strides[0])
+            largest, smallest = extremes_of(source, stride, n, given)
+            how = compared(largest, smallest, given)
+            total = prepared(sum_of(source, stride, n, how, following, i + 1 < n_rows, kept), logarithm)
+            apply(source, stride, n, how, total, kept, logarithm, streaming, target, out.strides[1])
+            source, target = following, shifted(target, out.strides[0])
         if streaming:
             fence()
 
-    return Source(kernel, "(r,n),(p),(q),(r,n)", f"void({dtype}[:,:], {computed}[:], int64[:], {dtype}[:,:])", ("out",))
+    types = f"void({dtype}[:,:], {computed}[:], int64[:], {computed}[:], {dtype}[:,:])"
+    return Source(kernel, "(r,n),(p),(q),(s),(r,n)", types, ("scratch", "out"))
 
 
 def sums(dtype):
     """Kernel: the logarithms of the sums of the exponentials of rows."""
     computed = COMPUTED[dtype]
     numbers = EXPONENTIALS[computed]
-    _, largest_of, sum_of, _, _, _ = working(computed)
+    compared, _, extremes_of, sum_of, _, _, _ = working(computed)
 
-    def kernel(x, given, out):
+    def kernel(x, given, scratch, out):
         n_rows, n = x.shape
         source, target, stride = pointer_to(x), pointer_to(out), x.strides[1]
         for i in range(n_rows):
             following = shifted(source, x.strides[0])
-            value = numbers.nothing
-            if n > 0:
-                largest = largest_of(source, stride, n, given)
-                total = sum_of(source, stride, n, _math.reference(largest, numbers), given, following, i + 1 < n_rows)
-                value = _math.log_sum(_math.Weights(largest, total), numbers)
-                if largest == numbers.zero - numbers.nothing:  # infinity stands out, unless something is not a number
-                    value = largest
-                    for j in range(n):
-                        other = get(shifted(source, j * stride))
-                        value = select(other != other, other, value)
+            largest, smallest = extremes_of(source, stride, n, given)
+            how = compared(largest, smallest, given)
+            total = sum_of(source, stride, n, how, following, i + 1 < n_rows, pointer_to(scratch))
+            value = _math.log_sum(_math.Weights(largest, total), numbers)
+            if largest == numbers.zero - numbers.nothing:  # infinity stands out, unless something is not a number
+                value = largest
+                for j in range(n):
+                    other = get(shifted(source, j * stride))
+                    value = select(other != other, other, value)
             put(target, value)
             source, target = following, shifted(target, out.strides[0])
 
-    return Source(kernel, "(r,n),(p),(r)", f"void({dtype}[:,:], {computed}[:], {dtype}[:])", ("out",))
+    return Source(
+        kernel, "(r,n),(p),(s),(r)", f"void({dtype}[:,:], {computed}[:], {computed}[:], {dtype}[:])", ("scratch", "out")
+    )
 
 
 def pieces(dtype):
-    """Kernel: one step of the work on a piece of a long row: the largest, the sum, or the result."""
+    """Kernel: one step of the work on a piece of a long row: its largest and smallest, its sum, or its result."""
     computed = COMPUTED[dtype]
-    _, largest_of, sum_of, _, _, apply = working(computed)
+    compared, _, extremes_of, sum_of, _, _, apply = working(computed)
 
     def kernel(x, given, known, flags, out, found):
-        source, stride, n = pointer_to(x), x.strides[0], len(x)
+        source, stride, n, nowhere = pointer_to(x), x.strides[0], len(x), pointer_to(found)
+        how = compared(known[0], known[1], given)
         if flags[2] == LARGEST:
-            found[0] = largest_of(source, stride, n, given)
+            found[0], found[1] = extremes_of(source, stride, n, given)
         elif flags[2] == SUM:
-            found[0] = sum_of(source, stride, n, known[0], given, source, False)
+            found[0] = sum_of(source, stride, n, how, source, False, nowhere)
         else:
             streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
-            target = pointer_to(out)
-            apply(source, stride, n, known[0], known[1], given, logarithm, streaming, target, out.strides[0])
+            apply(source, stride, n, how, known[2], nowhere, logarithm, streaming, pointer_to(out), out.strides[0])
             if streaming:
                 fence()
 
@@ -196,8 +228,7 @@ def columns(dtype):
     computed = COMPUTED[dtype]
     numbers = EXPONENTIALS[computed]
     size = 4 if computed == "float32" else 8
-    _, _, _, result, _, _ = working(computed)
-    distance = working(computed)[0]
+    compared, distance, _, _, result, _, _ = working(computed)
 
     @inlined
     def lanes_at(x, column, columns):
@@ -206,18 +237,30 @@ def columns(dtype):
         return load_first(x, column, columns - column)
 
     @inlined
-    def largest_of_columns(x, stride, n, columns, given, largest):
+    def compare_columns(x, stride, n, columns, given, hows, width):
+        """How each column is compared, in three rows of `hows`."""
+        largest, smallest = hows, shifted(hows, width * size)
         for column in range(0, columns, LANES):
             store(largest, column, splat(numbers.nothing))
+            store(smallest, column, splat(numbers.zero - numbers.nothing))
         for _ in range(n):
             for column in range(0, columns, LANES):
-                store(largest, column, maximum(lanes_at(x, column, columns) * given[SIGN], load(largest, column)))
+                some = lanes_at(x, column, columns) * given[SIGN]
+                store(largest, column, maximum(some, load(largest, column)))
+                store(smallest, column, minimum(some, load(smallest, column)))
             x = shifted(x, stride)
         for column in range(0, columns, LANES):
-            store(largest, column, _math.reference(load(largest, column), numbers))
+            how = compared(load(largest, column), load(smallest, column), given)
+            store(hows, column, how.before)
+            store(hows, width + column, how.against)
+            store(hows, 2 * width + column, how.after)
 
     @inlined
-    def sums_of_columns(x, stride, n, columns, given, largest, chains, tree, width):
+    def how_at(hows, column, width):
+        return Comparison(load(hows, column), load(hows, width + column), load(hows, 2 * width + column))
+
+    @inlined
+    def sums_of_columns(x, stride, n, columns, hows, chains, tree, width):
         """The sums: in the lowest row of `tree`. Chains and blocks join as those of a row do."""
         top = 0
         for start in range(0, n, BLOCK):
@@ -227,8 +270,8 @@ def columns(dtype):
             for j in range(count):
                 row = shifted(chains, (j % LANES) * width * size)
                 for column in range(0, columns, LANES):
-                    values = lanes_at(x, column, columns) * given[SIGN]
-                    more = _math.exponential(distance(values, load(largest, column), given), numbers)
+                    values = lanes_at(x, column, columns)
+                    more = _math.exponential(distance(values, how_at(hows, column, width)), numbers)
                     store(row, column, load(row, column) + more)
                 x = shifted(x, stride)
             present, step = min(LANES, count), LANES
@@ -258,11 +301,11 @@ def columns(dtype):
     @inlined
     def slab(x, stride, n, columns, given, flags, scratch, width, out, out_stride):
         """Columns few enough that what is kept of each fits `scratch`."""
-        largest, tree = scratch, shifted(scratch, width * size)
-        chains = shifted(scratch, (1 + TREE) * width * size)
+        hows, tree = scratch, shifted(scratch, 3 * width * size)
+        chains = shifted(tree, TREE * width * size)
         streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
-        largest_of_columns(x, stride, n, columns, given, largest)
-        sums_of_columns(x, stride, n, columns, given, largest, chains, tree, width)
+        compare_columns(x, stride, n, columns, given, hows, width)
+        sums_of_columns(x, stride, n, columns, hows, chains, tree, width)
         for column in range(0, columns, LANES):
             total = load(tree, column)
             if logarithm:
@@ -279,7 +322,7 @@ def columns(dtype):
                     stop = columns
                 count = LANES if column + LANES <= stop else stop - column
                 values = load(x, column) if count == LANES else load_first(x, column, count)
-                y = result(values, load(largest, column), load(tree, column), given, logarithm)
+                y = result(values, how_at(hows, column, width), load(tree, column), logarithm)
                 if count < LANES:
                     store_first(out, column, count, y)
                 else:

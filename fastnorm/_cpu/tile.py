@@ -11,7 +11,7 @@ from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
 from .._compile import processor_features
-from .simd import SUFFIX, call
+from .simd import LANES, SUFFIX, call
 
 ROWS = 6
 TURNED = 16  # rows and columns of what is turned over at once
@@ -132,6 +132,24 @@ def add_products(typing, tile, column, stride, row):
         return value
 
     return tile(tile, column, types.intp, row), codegen
+
+
+@intrinsic
+def store_quarters(typing, pointer, lanes):
+    """64 lanes joined to 16, i with i + 32, then with i + 16: the first two steps of their tree."""
+
+    def codegen(context, builder, signature, args):
+        value, width = args[1], LANES
+        while width > TURNED:
+            width //= 2
+            none = ir.Constant(value.type, ir.Undefined)
+            low, high = (ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(i, i + width))) for i in (0, width))
+            value = builder.fadd(builder.shuffle_vector(value, none, low), builder.shuffle_vector(value, none, high))
+        place = builder.bitcast(args[0], value.type.as_pointer())
+        builder.store(value, place).align = pointer.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(pointer, lanes), codegen
 
 
 @intrinsic
