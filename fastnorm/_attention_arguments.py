@@ -9,7 +9,7 @@ import numpy as np
 from ._arguments import _landing, _unless_overwritten
 from ._checks import _number, as_array, check_out, computed, eps_of, library_for, native, result_dtype
 from ._dispatch import function_of
-from ._vocabulary import STORED
+from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
 
 _FAR = 1 << 60  # positions are kept within this, so that sums of them fit
@@ -75,10 +75,11 @@ def attention_arguments(
     if qk_norm not in (None, "rms", "unit"):
         raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
     lengths = _lengths(name, kv_lengths, batch, n_keys)
+    starts = lengths - n_queries if q_start is None else _starts(name, q_start, batch)
     left, right = _bounds(name, window, is_causal)
     options = Options(
         _mask(name, mask, full, one_head, arrays),
-        np.clip(lengths - n_queries if q_start is None else _integers(name, "q_start", q_start, batch), -_FAR, _FAR),
+        starts,
         lengths,
         left,
         right,
@@ -148,7 +149,7 @@ def _mask(name, mask, full, one_head, arrays):
         return None
     if not hasattr(mask, "dtype"):
         mask = arrays.asarray(mask)
-    if mask.dtype != np.bool_ and mask.dtype.name not in STORED:
+    if mask.dtype != np.bool_ and name_of(mask.dtype) not in STORED:
         raise TypeError(f"{name}: mask must have dtype bool or one of {', '.join(STORED)}, got {mask.dtype}")
     mask = native(mask, mask.dtype.newbyteorder("=") if not mask.dtype.isnative else mask.dtype)
     try:
@@ -169,8 +170,14 @@ def _integers(name, argument, value, batch):
         raise ValueError(f"{name}: {argument} must broadcast to the batch axes, {batch}, got shape {given.shape}") from None
 
 
+def _starts(name, q_start, batch):
+    return np.clip(_integers(name, "q_start", q_start, batch), -_FAR, _FAR)
+
+
 def _lengths(name, kv_lengths, batch, n_keys):
-    lengths = _integers(name, "kv_lengths", n_keys if kv_lengths is None else kv_lengths, batch)
+    if kv_lengths is None:
+        return np.full(batch, n_keys, np.int64)
+    lengths = _integers(name, "kv_lengths", kv_lengths, batch)
     if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
         raise ValueError(f"{name}: kv_lengths must be within 0 and the {n_keys} keys, got {kv_lengths!r}")
     return lengths

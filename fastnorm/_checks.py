@@ -6,7 +6,7 @@ import operator
 import numpy as np
 
 from ._dispatch import describe, library_of
-from ._vocabulary import STORED
+from ._vocabulary import STORED, name_of
 
 NO_OFFSET = 0.0  # the default of every `weight_offset`; one object, so that `is` tells it from a caller's
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -25,7 +25,7 @@ def as_array(function, name, value, arrays, dtypes):
             raise TypeError(f"{function}: {name} must be an array or a list of numbers: {error}") from None
     elif not hasattr(value, "flags"):
         value = arrays.asarray(value)
-    if value.dtype.kind not in "iu" and value.dtype.name not in dtypes:
+    if value.dtype.kind not in "iu" and name_of(value.dtype) not in dtypes:
         raise TypeError(f"{function}: {name} must have dtype {', '.join(dtypes)} or an integer one, got {value.dtype}")
     return value
 

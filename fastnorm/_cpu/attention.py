@@ -5,12 +5,13 @@ sizes alone; whether the segments of a block are taken by one thread, or by seve
 clock alone.
 """
 
+import functools
 import math
 
 import numpy as np
 
 from .._compile import Scratch, kernel
-from .._vocabulary import COMPUTED
+from .._vocabulary import COMPUTED, name_of
 from . import attention_layout as layout
 from .norms import as_stored, both_eps
 from .threads import get_num_threads, share
@@ -38,7 +39,7 @@ def _attend(q, k, v, options, out, lse):
     n_batch, n_heads, n_queries, head_size = q.shape
     n_key_heads, n_keys, value_size = v.shape[1:]
     group = n_heads // n_key_heads
-    computed = np.dtype(COMPUTED[q.dtype.name])
+    computed = np.dtype(COMPUTED[name_of(q.dtype)])
     rows = layout.block_rows(group * n_queries, n_keys, head_size, value_size)
     blocks = -(-group * n_queries // rows)
     segments = max(1, -(-n_keys // layout.SEGMENT))
@@ -47,17 +48,18 @@ def _attend(q, k, v, options, out, lse):
     apart = segments > 1 and tasks < 4 * get_num_threads() and tasks * segments * part_size * computed.itemsize <= PARTS
 
     plan = [rows, blocks, segments, layout.WHOLE, *_plan(options)]
-    places = np.array(layout.room_of(rows, head_size, value_size, segments), np.int64)
+    places = _places(rows, head_size, value_size, segments)
     parts = np.empty(tasks * segments * part_size if apart else 1, computed)
     scratch = [Scratch(int(places[-1]), computed), Scratch(3 * rows, np.int64)]
     of_heads = [np.zeros(n_heads, computed) if a is None else a for a in (options.slopes, options.sinks)]
     arrays = [q, k, v, _first_bytes(options.mask, lse, n_keys), options.starts, options.lengths, *of_heads]
-    run = kernel("fastnorm._cpu.attend:attend", q.dtype.name, k.dtype.name)
+    run = kernel("fastnorm._cpu.attend:attend", name_of(q.dtype), name_of(k.dtype))
 
     def take(step, n, keys):
         """All tasks of a step, the last block of queries first: where a mask is causal, it has most to do."""
         plan[layout.STEP] = step
-        given = np.array(plan, np.int64), _numbers(options, computed), places, np.arange(n - 1, -1, -1)
+        numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed)
+        given = np.array(plan, np.int64), numbers, places, np.arange(n - 1, -1, -1)
         each = rows * keys * (head_size + value_size)
         work = run.over("t", *arrays, *given, *scratch, parts, out, lse)
         share(work, n, max(1, min(int(TASK / max(1, each)), -(-n // (4 * get_num_threads())))))
@@ -67,6 +69,11 @@ def _attend(q, k, v, options, out, lse):
         take(layout.JOIN, tasks, segments)
     else:
         take(layout.WHOLE, tasks, n_keys)
+
+
+@functools.lru_cache(maxsize=256)
+def _places(*sizes):
+    return np.array(layout.room_of(*sizes), np.int64)
 
 
 _NO_MASK = np.zeros(1, np.uint8)
@@ -89,11 +96,12 @@ def _plan(options):
     return *bounds, mask, layout.NORMS[options.qk_norm], *given
 
 
-def _numbers(options, computed):
+@functools.lru_cache(maxsize=256)
+def _numbers(scale, softcap, qk_norm, eps, computed):
     """What the kernel takes as `given`. The scale is a power of two, for the queries, times the rest of it, for the scores."""
-    fraction, exponent = math.frexp(options.scale)
+    fraction, exponent = math.frexp(scale)
     exponent = min(max(exponent - 1, -100), 100) if fraction and math.isfinite(fraction) else 0
     power = 2.0**exponent
-    both = both_eps("unit_norm" if options.qk_norm == "unit" else "rms_norm", computed, options.eps)
+    both = both_eps("unit_norm" if qk_norm == "unit" else "rms_norm", computed, eps)
     with np.errstate(all="ignore"):
-        return np.array([power, options.scale / power, options.softcap or 0.0, *both], computed)
+        return np.array([power, scale / power, softcap or 0.0, *both], computed)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._compile import kernel
 from .._math import NORMS
-from .._vocabulary import COMPUTED, RANGES, STORED
+from .._vocabulary import COMPUTED, RANGES, STORED, name_of
 from .layout import LANES, SLOTS, SMALL, are_dense, planes, row_count, scratch_rows, slab_width, tasks
 from .threads import get_num_threads, share
 
@@ -76,7 +76,7 @@ def _normalise_large(norm, x, parameters, eps, out):
 
 def as_stored(array):
     """An array as kernels take it: 16-bit floats go by the names of integers."""
-    return array.view(STORED[array.dtype.name]) if array.itemsize == 2 else array
+    return array.view(STORED[name_of(array.dtype)]) if array.itemsize == 2 else array
 
 
 def streaming_of(out, *others):
@@ -174,7 +174,7 @@ def small_rows(norm, dtype):
 @functools.lru_cache(maxsize=256)
 def both_eps(norm, dtype, eps):
     """Eps, and eps as a lifted row sees it: lifted before underflow can take it."""
-    computed = COMPUTED[dtype.name]
+    computed = COMPUTED[name_of(dtype)]
     with np.errstate(all="ignore"):
         return np.array([eps, NORMS[norm].lift_eps(np.float64(eps), RANGES[computed])]).astype(computed)
 
