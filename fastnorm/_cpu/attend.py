@@ -8,14 +8,16 @@ Dao et al., arXiv:2205.14135). What a row gets depends on its own numbers alone.
 
 from typing import Any, NamedTuple
 
+from numba.core import types
+
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, EXPONENTIALS, select
 from . import attention_layout as layout
 from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, padded
-from .keys import reading
+from .keys import gather_rows, reading
 from .masks import masking
-from .memory import address, load, pointer_to, prefetch, put, shifted, stack_of, store, store_first
+from .memory import address, load, pointer_as, pointer_to, prefetch, put, shifted, stack_of, store, store_first
 from .scores import scoring
 from .simd import LANES, any_lane, inlined, splat
 from .tile import ROWS, TURNED, add_products, load_tile, store_tile, tile_width
@@ -102,6 +104,7 @@ def attend(dtype, cached):
     numbers = EXPONENTIALS[computed]
     size = 4 if computed == "float32" else 8
     in_place = cached == computed  # keys and values may be used where they are
+    element = getattr(types, cached)
     copy_row, normalise_row, read_rows, are_finite, turn = reading(computed)
     row_of_mask, biased = masking(computed)
     dots, products, next_weights = scoring(computed, biased)
@@ -135,7 +138,7 @@ def attend(dtype, cached):
             row = block.start + (i if i < block.count else block.count - 1)
             head = block.head * group + row // n
             place = block.b * q.strides[0] + head * q.strides[1] + (row % n) * q.strides[2]
-            target = shifted(queries, i * head_size * size)
+            target = shifted(queries, i * padded(head_size) * size)
             copy_row(shifted(source, place), q.strides[3], head_size, target)
             if plan[layout.NORM] != layout.NO_NORM:
                 normalise_row(target, head_size, plan[layout.NORM], given[layout.EPS], given[layout.LIFTED_EPS])
@@ -205,20 +208,22 @@ def attend(dtype, cached):
     def attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, rows, room, state, segment):
         """All that the rows of a block may see of a segment of keys."""
         head_size, value_size, n = k.shape[3], v.shape[3], q.shape[2]
-        width, few = padded(value_size), q.shape[2] * group <= layout.FEW
+        width = padded(value_size)
+        few = q.shape[2] * group <= layout.FEW and plan[layout.NORM] == layout.NO_NORM
         low, high = lowest_and_highest(seen.first, 0, rows)[0], lowest_and_highest(seen.end, 0, rows)[1]
         start, stop = segment * SEGMENT, min(segment * SEGMENT + SEGMENT, high)
         k_source = shifted(pointer_to(k), block.b * k.strides[0] + block.head * k.strides[1])
         v_source = shifted(pointer_to(v), block.b * v.strides[0] + block.head * v.strides[1])
         row_is_dense = v.strides[3] == v.itemsize or value_size == 1
         v_in_place = in_place and few and row_is_dense and value_size % tile_width(room.values) == 0
-        keys_are_dense = k.strides[3] == k.itemsize and plan[layout.NORM] == layout.NO_NORM
-        k_in_place = in_place and keys_are_dense and head_size % TURNED == 0
+        keys_are_dense = k.strides[3] == k.itemsize
+        k_in_place = in_place and keys_are_dense and head_size % TURNED == 0 and plan[layout.NORM] == layout.NO_NORM
         for key in range(max(start, low // KEYS * KEYS), stop, KEYS):
             count = min(KEYS, stop - key)
             keys_are_read, values_are_read, finite = False, False, True
             key_rows = shifted(k_source, key * k.strides[2])
             keys_here, key_stride = usable(key_rows, room.keys), k.strides[2] // k.itemsize
+            key_source, source_stride = key_rows, k.strides[2]
             value_rows = shifted(v_source, key * v.strides[2])
             for first_row in range(0, rows, ROWS):
                 first_low, first_high = lowest_and_highest(seen.first, first_row, first_row + ROWS)
@@ -232,22 +237,23 @@ def attend(dtype, cached):
                 # Hidden keys are not even read where all rows see the same ones, neighbours.
                 first, end = max(first_low - key, 0), min(end_high - key, count)
                 alike = plan[layout.MASK] == NO_MASK and max(first_high - key, 0) == first and min(end_low - key, count) == end
-                queries = shifted(room.queries, first_row * head_size * size)
+                queries = shifted(room.queries, first_row * padded(head_size) * size)
                 if not keys_are_read:
                     keys_are_read = True
-                    if not (few and keys_are_dense) and not (k_in_place and count == KEYS and not few):
-                        eps, lifted_eps = given[layout.EPS], given[layout.LIFTED_EPS]
-                        norm = plan[layout.NORM]
-                        read_rows(key_rows, k.strides[2], k.strides[3], count, head_size, room.keys, norm, eps, lifted_eps)
-                        keys_here, key_stride = room.keys, padded(head_size)
-                    if not few:
+                    if few:
+                        if not keys_are_dense:
+                            key_source = pointer_as(room.keys, element)
+                            gather_rows(key_rows, k.strides[2], k.strides[3], count, head_size, key_source)
+                            source_stride = head_size * k.itemsize
+                    else:
+                        if not k_in_place or count < KEYS:
+                            eps, lifted_eps, norm = given[layout.EPS], given[layout.LIFTED_EPS], plan[layout.NORM]
+                            read_rows(key_rows, k.strides[2], k.strides[3], count, head_size, room.keys, norm, eps, lifted_eps)
+                            keys_here, key_stride = room.keys, padded(head_size)
                         turn(keys_here, key_stride, head_size, room.turned)
-                if few and keys_are_dense:
-                    stride, v_stride = k.strides[2], v.strides[2]
-                    dots(queries, present, key_rows, stride, count, head_size, room.scores, value_rows, v_stride)
-                elif few:
-                    stride, v_stride = key_stride * size, v.strides[2]
-                    dots(queries, present, keys_here, stride, count, head_size, room.scores, value_rows, v_stride)
+                if few:
+                    stride = v.strides[2]
+                    dots(queries, present, key_source, source_stride, count, head_size, room.scores, value_rows, stride)
                 else:
                     products(queries, head_size, room.turned, room.scores)
                 for i in range(present):

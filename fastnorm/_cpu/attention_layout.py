@@ -26,7 +26,7 @@ POWER, SCALE, CAP, EPS, LIFTED_EPS = range(5)
 class Room(NamedTuple):
     """Scratch of a task, as places in one array: numbers of the dtype of the computation."""
 
-    queries: int  # rows x head size, scaled
+    queries: int  # rows x head size, padded, scaled
     keys: int  # 64 x head size, padded: as read, converted or normalised
     turned: int  # head size, padded, x 64
     values: int  # 64 x head size of values, padded
@@ -51,7 +51,7 @@ def state_size(rows, value_size):
 def room_of(rows, head_size, value_size, segments):
     """Where everything goes; `rows` is a multiple of six."""
     sizes = [
-        rows * head_size,
+        rows * padded(head_size),
         KEYS * padded(head_size),
         KEYS * padded(head_size, 16),
         KEYS * padded(value_size),

@@ -11,6 +11,14 @@ from .tile import TURNED, turn_over
 inlined(padded)
 
 
+@inlined
+def gather_rows(source, row_stride, stride, count, n, target):
+    """Some rows of any strides, one after the other as they are."""
+    for i in range(count):
+        for j in range(n):
+            target[i * n + j] = shifted(source, i * row_stride + j * stride)[0]
+
+
 def reading(computed):
     """The functions that read rows, for a dtype of the computation."""
     bounds = RANGES[computed]

@@ -3,12 +3,13 @@
 from .. import _math
 from .._vocabulary import EXPONENTIALS, fma, magnitude, select
 from . import attention_layout as layout
-from .attention_layout import KEYS, NO_MASK
+from .attention_layout import KEYS, NO_MASK, padded
 from .memory import load, load_first, prefetch, shifted, stack_like, store
 from .simd import LANES, as_number, converted, first_lanes, inlined, lane_numbers, largest_lane, splat, sum_lanes
 from .tile import ROWS, TURNED, add_products, store_quarters, store_tile, tile_width, turn_over, zero_tile
 
 SQUARE = TURNED * TURNED
+SQUARES = 4 * SQUARE
 
 
 def scoring(computed, biased):
@@ -23,39 +24,57 @@ def scoring(computed, biased):
             tile = zero_tile(scores, ROWS)
             keys = shifted(turned, column * size)
             for j in range(head_size):
-                tile = add_products(tile, shifted(queries, j * size), head_size, keys)
+                tile = add_products(tile, shifted(queries, j * size), padded(head_size), keys)
                 keys = shifted(keys, KEYS * size)
             store_tile(tile, shifted(scores, column * size), KEYS)
+
+    @inlined
+    def read_key(keys, j, head_size):
+        """64 features of a key, in the dtype of the computation."""
+        if j + LANES <= head_size:
+            return converted(load(keys, j), numbers.zero)
+        return converted(load_first(keys, j, head_size - j), numbers.zero)
 
     @inlined
     def dots(queries, rows, keys, key_stride, count, head_size, scores, values, value_stride):
         """Some queries with keys as they lie in memory: 64 chains for each product, whose trees 16 keys take together.
 
-        Meanwhile the values are asked for, which will be needed next.
+        Four queries at a time share the reading of a key; `queries` has whole registers for each, filled with zeros, and rows
+        up to six. Meanwhile the values are asked for, which will be needed next.
         """
-        partial, turned = stack_like(scores, SQUARE), stack_like(scores, SQUARE)
+        partial, turned = stack_like(scores, SQUARES), stack_like(scores, SQUARE)
+        across = padded(head_size) * size
         for first in range(0, count, TURNED):
             some = min(TURNED, count - first)
-            for i in range(rows):
-                query, here = shifted(queries, i * head_size * size), keys
+            for row in range(0, rows, 4):
+                here, query = keys, shifted(queries, row * across)
+                second = shifted(query, across if row + 1 < rows else 0)
+                third = shifted(query, 2 * across if row + 2 < rows else 0)
+                fourth = shifted(query, 3 * across if row + 3 < rows else 0)
                 for key in range(some):
-                    chains = splat(numbers.zero)
-                    j = 0
-                    while j + LANES <= head_size:
-                        chains = fma(load(query, j), converted(load(here, j), numbers.zero), chains)
-                        if i == 0:
+                    a = b = c = d = splat(numbers.zero)
+                    for j in range(0, head_size, LANES):
+                        features = read_key(here, j, head_size)
+                        a = fma(load(query, j), features, a)
+                        if rows > 1:
+                            b = fma(load(second, j), features, b)
+                            c = fma(load(third, j), features, c)
+                            d = fma(load(fourth, j), features, d)
+                        if row == 0:
                             prefetch(values, j)
-                        j += LANES
-                    if j < head_size:
-                        rest = head_size - j
-                        chains = fma(load_first(query, j, rest), converted(load_first(here, j, rest), numbers.zero), chains)
-                    store_quarters(shifted(partial, key * TURNED * size), chains)
+                    place = shifted(partial, key * TURNED * size)
+                    store_quarters(place, a)
+                    if rows > 1:
+                        store_quarters(shifted(place, SQUARE * size), b)
+                        store_quarters(shifted(place, 2 * SQUARE * size), c)
+                        store_quarters(shifted(place, 3 * SQUARE * size), d)
                     here = shifted(here, key_stride)
-                    if i == 0:
+                    if row == 0:
                         values = shifted(values, value_stride)
-                turn_over(partial, TURNED, turned, TURNED)
-                sums = (load(turned, 0) + load(turned, 2 * LANES)) + (load(turned, LANES) + load(turned, 3 * LANES))
-                store_quarters(shifted(scores, (i * KEYS + first) * size), sums)
+                for i in range(min(4, rows - row)):
+                    turn_over(shifted(partial, i * SQUARE * size), TURNED, turned, TURNED)
+                    sums = (load(turned, 0) + load(turned, 2 * LANES)) + (load(turned, LANES) + load(turned, 3 * LANES))
+                    store_quarters(shifted(scores, ((row + i) * KEYS + first) * size), sums)
             keys = shifted(keys, some * key_stride)
 
     @inlined
