@@ -35,8 +35,10 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
 
     Returns
     -------
-    cos, sin : array
+    cos : array
         Of shape ``positions.shape + (dim / 2,)``, computed in float64 and rounded once.
+    sin : array
+        Likewise.
 
     Raises
     ------

@@ -13,7 +13,8 @@ def warm_up(functions=None, dtypes=("float32",)):
     Parameters
     ----------
     functions : iterable of str, optional
-        Names of functions of this library, such as ``"rms_norm"``. None, the default, means all that have kernels.
+        Names of functions of this library, such as ``"rms_norm"``. None, the default, means all that have kernels. Those
+        of ``"attention"`` are for keys and values of the dtype of the queries.
     dtypes : iterable of str or dtype, default: ("float32",)
         The dtypes of `x` to be ready for: float16, bfloat16, float32, float64.
 

@@ -1,5 +1,6 @@
 """Compiling ahead: after it, nothing is left to compile."""
 
+import numpy as np
 import pytest
 from calls import call, inputs
 
@@ -13,12 +14,13 @@ SHAPES = [(4, 33), (2000, 700), (3, 700_001), (40, 300, 200)]
 
 
 def test_functions_are_all_that_have_kernels():
-    assert set(FUNCTIONS) == {name for name in fastnorm.__all__ if name.endswith("_norm")}
+    others = {"softmax", "log_softmax", "logsumexp", "rope", "attention"}
+    assert set(FUNCTIONS) == {name for name in fastnorm.__all__ if name.endswith("_norm")} | others
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name.endswith("_norm")])
 def test_nothing_is_left_to_compile(rng, monkeypatch, function, dtype):
     names = set(kernels_for(function, dtype))
     assert fastnorm.warm_up([function], [dtype]) == len(names)
@@ -32,6 +34,23 @@ def test_nothing_is_left_to_compile(rng, monkeypatch, function, dtype):
             call(function, arrays, axis=axis)
             call(function, [a.swapaxes(0, -1) for a in arrays], axis=axis)
     assert asked <= names
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp", "rope", "attention"])
+def test_nothing_is_left_to_compile_of_others(rng, monkeypatch, function):
+    names = set(kernels_for(function, "float32"))
+    assert fastnorm.warm_up([function]) == len(names)
+    monkeypatch.setattr(_compile, "_kernels", {name: _compile._kernels[name] for name in names})
+    monkeypatch.setattr(_compile, "_load", lambda name: pytest.fail(f"{name} was not compiled ahead"))
+    for shape in [(3, 4, 10), (2, 3, 700_001)]:
+        x = rng.standard_normal(shape, np.float32)
+        if function == "attention":
+            fastnorm.attention(x[..., :8], x[:1, :, :8], x[:1, :, :8])
+        elif function == "rope":
+            fastnorm.rope(x, *[rng.standard_normal((4,), np.float32)] * 2)
+        else:
+            for axis in range(3):
+                getattr(fastnorm, function)(x, axis=axis)
 
 
 def test_the_command(capsys):

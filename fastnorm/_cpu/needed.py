@@ -3,12 +3,17 @@
 from .._vocabulary import COMPUTED, STORED
 
 _FORMULAS = {"add_rms_norm": "rms_norm", "add_layer_norm": "layer_norm", "group_norm": "layer_norm"}
-FUNCTIONS = ("rms_norm", "unit_norm", "layer_norm", "group_norm", "add_rms_norm", "add_layer_norm")
+_NORMS = ("rms_norm", "unit_norm", "layer_norm", "group_norm", "add_rms_norm", "add_layer_norm")
+_SOFTMAX = ("softmax", "log_softmax", "logsumexp")
+FUNCTIONS = (*_NORMS, *_SOFTMAX, "rope", "attention")
 
 
 def kernels_for(function, dtype):
     """The names of all kernels that calls of a function on arrays of a dtype may ask `_compile` for."""
     norm, stored = _FORMULAS.get(function, function), STORED[dtype]
+    if function not in _NORMS:
+        yield from _others(function, stored)
+        return
     if function == "group_norm":
         yield "fastnorm._cpu.groups:dense", norm, stored, True
         yield "fastnorm._cpu.groups:dense", norm, stored, False
@@ -24,6 +29,19 @@ def kernels_for(function, dtype):
     yield "fastnorm._cpu.rows:rows", norm, stored
     yield "fastnorm._cpu.columns:columns", norm, stored
     yield from _pieces(norm, stored)
+
+
+def _others(function, stored):
+    """Those of all functions but the norms."""
+    if function == "attention":
+        yield "fastnorm._cpu.attend:attend", stored, stored  # keys and values of the dtype of the queries
+    elif function == "rope":
+        yield "fastnorm._cpu.rotate:rotate", stored
+    elif function == "logsumexp":
+        yield "fastnorm._cpu.softmax_kernels:sums", stored
+    else:
+        for kernel in ("rows", "columns", "pieces"):
+            yield f"fastnorm._cpu.softmax_kernels:{kernel}", stored
 
 
 def _pieces(norm, stored):

@@ -80,7 +80,7 @@ def _by_pieces(x, given, flags, out):
     n = len(x)
     piece = min(max(LONG // 2, 1 << (n // 32).bit_length()), TASK)  # whole blocks, and a power of two of them
     found = np.empty((-(-n // piece), 2), given.dtype)
-    known = np.zeros(3, given.dtype)  # the largest, the smallest, the inverse or logarithm of the sum
+    known = np.zeros(3, given.dtype)  # the largest, the smallest, the sum
     run = kernel("fastnorm._cpu.softmax_kernels:pieces", x.dtype.name).without_gil
 
     def take(step):
@@ -91,9 +91,7 @@ def _by_pieces(x, given, flags, out):
         take(LARGEST)
         known[:2] = np.fmax.reduce(found[:, 0]), np.fmin.reduce(found[:, 1])
         take(SUM)
-        total = _joined(list(found[:, 0]))
-        if total != 0:
-            known[2] = np.log(total) if flags[1] == LOGARITHM else 1 / total
+        known[2] = _joined(list(found[:, 0]))
         take(RESULT)
 
 

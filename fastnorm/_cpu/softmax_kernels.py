@@ -204,7 +204,7 @@ def sums(dtype):
 def pieces(dtype):
     """Kernel: one step of the work on a piece of a long row: its largest and smallest, its sum, or its result."""
     computed = COMPUTED[dtype]
-    compared, _, extremes_of, sum_of, _, _, apply = working(computed)
+    compared, _, extremes_of, sum_of, _, prepared, apply = working(computed)
 
     def kernel(x, given, known, flags, out, found):
         source, stride, n, nowhere = pointer_to(x), x.strides[0], len(x), pointer_to(found)
@@ -215,7 +215,8 @@ def pieces(dtype):
             found[0] = sum_of(source, stride, n, how, source, False, nowhere)
         else:
             streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
-            apply(source, stride, n, how, known[2], nowhere, logarithm, streaming, pointer_to(out), out.strides[0])
+            total = prepared(known[2], logarithm)
+            apply(source, stride, n, how, total, nowhere, logarithm, streaming, pointer_to(out), out.strides[0])
             if streaming:
                 fence()
 
