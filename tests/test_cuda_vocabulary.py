@@ -61,4 +61,5 @@ def test_fma_rounds_once(rng):
 def test_every_word_has_a_body():
     functions = {name for name, value in vars(words).items() if getattr(value, "__module__", None) == words.__name__}
     public = {name for name in functions if name.islower() and not name.startswith("_")}
-    assert public == {*FORMULAS, "fma"}
+    of_exponentials = {"polynomial", "two_to", "logarithm"}  # no kernel for GPUs takes any yet
+    assert public - {"name_of"} == {*FORMULAS, "fma"} | of_exponentials
