@@ -13,7 +13,7 @@ import fastnorm
 from fastnorm._bench.measure import settle
 from fastnorm._cpu.copy import copy
 
-ATTENTION = {  # (batch, heads, heads of keys, queries, keys, head size), options
+CASES = {  # (batch, heads, heads of keys, queries, keys, head size), options
     "prefill 8 heads x 1024 x 64": ((1, 8, 8, 1024, 1024, 64), {}),
     "prefill 8 heads x 1024 x 64, causal": ((1, 8, 8, 1024, 1024, 64), {"is_causal": True}),
     "prefill 32 heads x 2048 x 128": ((1, 32, 32, 2048, 2048, 128), {}),
@@ -22,7 +22,7 @@ ATTENTION = {  # (batch, heads, heads of keys, queries, keys, head size), option
     "causal 2 heads x 16384 x 64": ((1, 2, 2, 16384, 16384, 64), {"is_causal": True}),
     "window 512, 2 heads x 16384 x 64": ((1, 2, 2, 16384, 16384, 64), {"is_causal": True, "window": (511, 0)}),
 }
-ROWS = {
+OTHERS = {
     "softmax 16384 x 4096": ("softmax", (16384, 4096), -1),
     "softmax 4096 x 4096, axis 0": ("softmax", (4096, 4096), 0),
     "softmax 128 x 4096": ("softmax", (128, 4096), -1),
@@ -74,52 +74,52 @@ def _torch_attention(q, k, v, options):
     return function, lambda y: y.float().numpy()
 
 
-@pytest.mark.parametrize("name", ["fastnorm", "torch"])
+@pytest.mark.parametrize("who", ["fastnorm", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", ATTENTION)
-def bench_attention(benchmark, case, dtype, name):
+@pytest.mark.parametrize("work", CASES)
+def bench_attention(benchmark, work, dtype, who):
     """One call. torch's bfloat16 is computed in 16 bits, and checked as such."""
-    sizes, options = ATTENTION[case]
+    sizes, options = CASES[work]
     q, k, v = _inputs(sizes, dtype)
-    if name == "fastnorm":
+    if who == "fastnorm":
         run, read = functools.partial(fastnorm.attention, q, k, v, **options), lambda y: y.astype(np.float32)
     else:
         run, read = _torch_attention(q, k, v, options)
     rows, wanted = _expected(q, k, v, options)
     np.testing.assert_allclose(read(run())[-1, -1][rows], wanted, rtol=0, atol=1e-5 if dtype == "float32" else 2e-2)
-    benchmark.group, benchmark.name = f"{case} {dtype}", name
+    benchmark.group, benchmark.name = f"{work} {dtype}", who
     benchmark.extra_info.update(bytes=2 * k.nbytes, products=2 * sizes[1] * sizes[3] * sizes[4] * sizes[5])
     settle()
     benchmark(run)
 
 
-@pytest.mark.parametrize("name", ["fastnorm", "copy", "torch", "scipy"])
-@pytest.mark.parametrize("case", ROWS)
-def bench_rows(benchmark, case, name):
+@pytest.mark.parametrize("who", ["fastnorm", "copy", "torch", "scipy"])
+@pytest.mark.parametrize("work", OTHERS)
+def bench_rows(benchmark, work, who):
     """One call, with ``out=`` where there is one."""
-    function, shape, axis = ROWS[case]
+    function, shape, axis = OTHERS[work]
     x = _random(*shape)
     out = np.empty_like(x)
-    if name == "copy":
+    if who == "copy":
         run = functools.partial(copy, x, np.array([x.nbytes > 1 << 24]), out)
-    elif name == "fastnorm" and function == "softmax":
+    elif who == "fastnorm" and function == "softmax":
         run = functools.partial(fastnorm.softmax, x, axis=axis, out=out)
-    elif name == "fastnorm":
+    elif who == "fastnorm":
         run = functools.partial(fastnorm.rope, x, *fastnorm.rope_tables(np.arange(shape[-2]), shape[-1]), out=out)
     elif function != "softmax":
-        pytest.skip(f"{name} has no {function}")
-    elif name == "torch":
+        pytest.skip(f"{who} has no {function}")
+    elif who == "torch":
         torch = pytest.importorskip("torch")
         torch.set_num_threads(fastnorm.get_num_threads())
         run = functools.partial(torch.softmax, torch.from_numpy(x), axis)
     else:
         run = functools.partial(pytest.importorskip("scipy.special").softmax, x, axis)
     result = run()
-    if name != "copy" and function == "softmax":
+    if who != "copy" and function == "softmax":
         result = np.moveaxis(np.asarray(result), axis, -1)[..., :16, :].astype(np.float64)
         wide = np.moveaxis(x, axis, -1)[..., :16, :].astype(np.float64)
         wanted = np.exp(wide - wide.max(-1, keepdims=True))
         np.testing.assert_allclose(result, wanted / wanted.sum(-1, keepdims=True), rtol=1e-5, atol=1e-9)
-    benchmark.group, benchmark.name = case, name
+    benchmark.group, benchmark.name = work, who
     settle()
     benchmark(run)
