@@ -8,7 +8,7 @@ import numpy as np
 
 from ._arguments import _landing, _unless_overwritten
 from ._checks import _number, as_array, check_out, computed, eps_of, library_for, native, result_dtype
-from ._dispatch import function_of
+from ._dispatch import function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
 
@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 def attention_arguments(
-    q, k, v, mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, out
+    q, k, v, mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, return_lse, out
 ):
     """Arguments of attention, prepared.
 
@@ -72,7 +72,9 @@ def attention_arguments(
     n_keys, value_size = v.shape[-2:]
     full, shape = (*batch, n_heads, n_queries, n_keys), (*batch, n_heads, n_queries, value_size)
 
-    if qk_norm not in (None, "rms", "unit"):
+    if not isinstance(return_lse, (bool, np.bool_)):
+        raise TypeError(f"{name}: return_lse must be True or False, got {return_lse!r}")
+    if not (qk_norm is None or (isinstance(qk_norm, str) and qk_norm in ("rms", "unit"))):
         raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
     lengths = _lengths(name, kv_lengths, batch, n_keys)
     starts = lengths - n_queries if q_start is None else _starts(name, q_start, batch)
@@ -148,7 +150,10 @@ def _mask(name, mask, full, one_head, arrays):
     if mask is None:
         return None
     if not hasattr(mask, "dtype"):
-        mask = arrays.asarray(mask)
+        try:
+            mask = arrays.asarray(mask)
+        except ValueError as error:
+            raise TypeError(f"{name}: mask must be an array or a list of truth values or numbers: {error}") from None
     if mask.dtype != np.bool_ and name_of(mask.dtype) not in STORED:
         raise TypeError(f"{name}: mask must have dtype bool or one of {', '.join(STORED)}, got {mask.dtype}")
     mask = native(mask, mask.dtype.newbyteorder("=") if not mask.dtype.isnative else mask.dtype)
@@ -161,11 +166,16 @@ def _mask(name, mask, full, one_head, arrays):
 
 def _integers(name, argument, value, batch):
     """Integers, one for each element of the batch."""
-    given = np.asarray(value)
-    if given.dtype.kind not in "iu":
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = min(max(value, -_FAR), _FAR)
+    try:
+        given = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        given = np.empty(0, object)
+    if library_of(value) is None or given.dtype.kind not in "iu":
         raise TypeError(f"{name}: {argument} must be an integer, or an array of one for each batch element, got {value!r}")
     try:
-        return np.full(batch, given, np.int64)
+        return np.full(batch, np.minimum(given, given.dtype.type(min(_FAR, np.iinfo(given.dtype).max))), np.int64)
     except ValueError:
         raise ValueError(f"{name}: {argument} must broadcast to the batch axes, {batch}, got shape {given.shape}") from None
 

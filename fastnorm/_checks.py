@@ -156,7 +156,7 @@ def eps_of(function, eps, dtype):
 
 def _number(function, name, value):
     kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
-    if kind not in tuple("biuf") or getattr(value, "ndim", 0):
+    if kind not in tuple("biuf") or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and library_of(value) is None):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)

@@ -36,6 +36,8 @@ def _ntk(dim, base, *, factor):
 def _yarn(dim, base, *, factor, original_max_position_embeddings, beta_fast=32.0, beta_slow=1.0, attention_factor=None):
     """Pairs that turn often in the original context stay, those that turn less than once are divided, a ramp lies between."""
     plain = _plain(dim, base)
+    if base <= 1:
+        raise ValueError(f"rope_tables: base must be above 1 for a scaling of type 'yarn', got {base!r}")
 
     def pair_of(turns):
         return dim * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -72,9 +74,9 @@ def _options(scaling):
         options = dict(scaling)
     except (TypeError, ValueError):
         raise TypeError(f"rope_tables: scaling must be a dict or None, got {scaling!r}") from None
-    kinds = {options.pop(name) for name in _NAMES if name in options}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind not in _KINDS:
+    kinds = [options.pop(name) for name in _NAMES if name in options]
+    kind = kinds[0] if kinds and kinds.count(kinds[0]) == len(kinds) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"rope_tables: scaling must have one 'rope_type' of {', '.join(map(repr, _KINDS))}, got {scaling!r}")
     _, needed, possible = _KINDS[kind]
     missing = [name for name in needed if name not in options]

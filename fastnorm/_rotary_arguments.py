@@ -48,10 +48,10 @@ def table_arguments(positions, dim, dtype):
         size = operator.index(dim)
     except TypeError:
         raise TypeError(f"{name}: dim must be an integer, got {dim!r}") from None
-    if size < 0 or size % 2:
-        raise ValueError(f"{name}: dim must be even and at least 0, got {dim!r}")
+    if not 0 <= size < 1 << 31 or size % 2:
+        raise ValueError(f"{name}: dim must be even, at least 0 and below 2**31, got {dim!r}")
     try:
-        dtype = np.dtype(dtype)
+        dtype = np.dtype("O" if dtype is None else dtype).newbyteorder("=")
     except TypeError:
         raise TypeError(f"{name}: dtype must be one of {', '.join(STORED)}, got {dtype!r}") from None
     if dtype.name not in STORED:

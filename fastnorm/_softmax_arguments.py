@@ -3,6 +3,8 @@
 import functools
 import sys
 
+import numpy as np
+
 from ._arguments import _landing, _result, _rows
 from ._checks import _number, as_array, axes_of, library_for, native, result_dtype
 from ._dispatch import function_of
@@ -19,8 +21,10 @@ def softmax_arguments(name, x, axis, scale, out):
     return function, view(x), scale, target, out
 
 
-def logsumexp_arguments(name, x, axis):
+def logsumexp_arguments(name, x, axis, keepdims):
     """Arguments of `logsumexp`: the backend's function, x with the axis last, the target without it, and that axis."""
+    if not isinstance(keepdims, (bool, np.bool_)):
+        raise TypeError(f"{name}: keepdims must be True or False, got {keepdims!r}")
     x, axis, arrays, function = _prepared(name, x, axis, None)
     x = _rows(x, (axis,))
     return function, x, arrays.empty(x.shape[:-1], x.dtype), axis

@@ -130,7 +130,22 @@ def attention(
     (1, 32, 1, 64)
     """
     function, q, k, v, options, target, lse, out, one_head = attention_arguments(
-        q, k, v, mask, is_causal, q_start, window, kv_lengths, scale, softcap, alibi_slopes, sinks, qk_norm, eps, out
+        q,
+        k,
+        v,
+        mask,
+        is_causal,
+        q_start,
+        window,
+        kv_lengths,
+        scale,
+        softcap,
+        alibi_slopes,
+        sinks,
+        qk_norm,
+        eps,
+        return_lse,
+        out,
     )
     function(q, k, v, options, target, lse)
     out = deliver(out)

@@ -140,7 +140,7 @@ def logsumexp(x, *, axis=-1, keepdims=False):
     Raises
     ------
     TypeError
-        If `x` is not of the kinds and dtypes above, or `axis` not an integer.
+        If `x` is not of the kinds and dtypes above, `axis` not an integer, or `keepdims` neither True nor False.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 
@@ -159,6 +159,6 @@ def logsumexp(x, *, axis=-1, keepdims=False):
     >>> fastnorm.logsumexp(np.array([[1000.0, 1000.0], [-np.inf, 2.0]]))
     array([1000.69314718,    2.        ])
     """
-    function, x, target, axis = logsumexp_arguments("logsumexp", x, axis)
+    function, x, target, axis = logsumexp_arguments("logsumexp", x, axis, keepdims)
     function(x, target)
     return np.expand_dims(target, axis) if keepdims else target

@@ -287,6 +287,14 @@ WRONG = [
     (ValueError, "kv_lengths must|5|6", (Q, K, K), {"kv_lengths": 6}),
     (ValueError, "kv_lengths must|-1", (Q, K, K), {"kv_lengths": -1}),
     (TypeError, "kv_lengths must", (Q, K, K), {"kv_lengths": np.array([1.0])}),
+    (TypeError, "q_start must|masked", (Q, K, K), {"q_start": np.ma.masked_array([1], [1])}),
+    (TypeError, "kv_lengths must|masked", (Q, K, K), {"kv_lengths": np.ma.masked_array([1], [1])}),
+    (TypeError, "kv_lengths must", (Q, K, K), {"kv_lengths": [[1, 2], [3]]}),
+    (ValueError, "kv_lengths must", (Q, K, K), {"kv_lengths": 2**70}),
+    (TypeError, "mask must", (Q, K, K), {"mask": [[True], [True, False]]}),
+    (TypeError, "scale must", (Q, K, K), {"scale": np.ma.masked_array(1.0, True)}),
+    (ValueError, "qk_norm must", (Q, K, K), {"qk_norm": np.array(["rms", "unit"])}),
+    (TypeError, "return_lse must", (Q, K, K), {"return_lse": np.ones(2)}),
     (TypeError, "window must|pair", (Q, K, K), {"window": (1, 2, 3)}),
     (TypeError, "window must|3", (Q, K, K), {"window": 3}),
     (ValueError, "window must|-2", (Q, K, K), {"window": (-2, 0)}),
@@ -325,3 +333,17 @@ def test_wrong_merges(error, words, outs, lses):
     with pytest.raises(error, match=r"^merge_attention: ") as raised:
         fastnorm.merge_attention(outs, lses)
     assert words in str(raised.value)
+
+
+def test_starts_far_away():
+    """Beyond any integer of 64 bits: everything lies before, or after."""
+    for start in (2**70, np.uint64(2**63 + 5), np.int8(127)):
+        assert (fastnorm.attention(Q, K, K, q_start=start, is_causal=True) == 1).all()
+    assert (fastnorm.attention(Q, K, K, q_start=-(2**70), is_causal=True) == 0).all()
+
+
+def test_a_merge_of_large_numbers():
+    """A mean lies among its numbers."""
+    out, lse = fastnorm.merge_attention([np.full((2, 4), 3e38, np.float32)] * 3, [np.zeros(2, np.float32)] * 3)
+    np.testing.assert_allclose(out, 3e38, rtol=1e-6)
+    np.testing.assert_allclose(lse, np.log(3), rtol=1e-6)

@@ -15,6 +15,7 @@ def merge_attention(outs, lses, out, lse):
         largest = functools.reduce(np.maximum, lses)
         shares = [_math.share_of(one, largest, numbers) for one in lses]
         total = functools.reduce(np.add, shares)
-        weighted = [s[..., None] * np.where((s == 0)[..., None], 0, one) for s, one in zip(shares, outs, strict=True)]
-        out[...] = np.where((total == 0)[..., None], 0, functools.reduce(np.add, weighted) / total[..., None])
+        shares = [np.where(share == 0, 0, share / total) for share in shares]  # a mean's terms: none beyond the largest
+        terms = [s[..., None] * np.where((s == 0)[..., None], 0, one) for s, one in zip(shares, outs, strict=True)]
+        out[...] = functools.reduce(np.add, terms)
         lse[...] = np.where(total == 0, -np.inf, _math.log_sum(_math.Weights(largest, total), numbers))
