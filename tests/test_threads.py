@@ -215,6 +215,7 @@ def test_ctrl_c(n, what):
     printed = in_process(
         f"""
         import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its children to ignore it
         fastnorm.set_num_threads({n})
         x = np.zeros((3, 1 << 25), np.float32)
         x += 1
