@@ -197,11 +197,11 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     eps = eps_of(function, eps, computed(dtype))
     given, offset = parameters_of(function, parameters, axis, axes, x, computed(dtype), weight_offset, arrays)
     x = native(x, dtype)
-    x, given, out = _result(function, x, given, out, x, arrays)
+    x, given, out = result_array(function, x, given, out, x, arrays)
     if library == "numpy" and offset == 0 and x.itemsize > 2:
         _plan(function, x, eps, backend)
-    view = functools.partial(_rows, axes=axes)
-    target, out = _landing(out, view, arrays)
+    view = functools.partial(as_rows, axes=axes)
+    target, out = landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
 
 
@@ -222,12 +222,12 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
     if library == "numpy" and inputs[0].dtype == inputs[1].dtype == accumulated:
         _plan(function, inputs[0], eps, backend)
     for i, (name, value) in enumerate(outs.items()):
-        inputs[0], given, outs[name] = _result(function, inputs[0], given, value, inputs[i], arrays, name)
-        inputs[1] = _unless_overwritten(inputs[1], outs[name], arrays)
+        inputs[0], given, outs[name] = result_array(function, inputs[0], given, value, inputs[i], arrays, name)
+        inputs[1] = unless_overwritten(inputs[1], outs[name], arrays)
     if _overlap(*outs.values(), arrays):
         raise ValueError(f"{function}: residual_out must not overlap out, got arrays that share memory")
-    view = functools.partial(_rows, axes=axes)
-    (target, out), (kept, residual_out) = (_landing(one, view, arrays) for one in outs.values())
+    view = functools.partial(as_rows, axes=axes)
+    (target, out), (kept, residual_out) = (landing(one, view, arrays) for one in outs.values())
     return backend, *map(view, inputs), given, eps, target, kept, out, residual_out
 
 
@@ -263,9 +263,9 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     eps = eps_of(function, eps, computed(dtype))
     given, _ = parameters_of(function, parameters, axis, (axis,), x, computed(dtype), NO_OFFSET, arrays)
     x = native(x, dtype)
-    x, given, out = _result(function, x, given, out, x, arrays)
+    x, given, out = result_array(function, x, given, out, x, arrays)
     view = functools.partial(_grouped, axis=axis, groups=groups)
-    target, out = _landing(out, view, arrays)
+    target, out = landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
 
 
@@ -277,16 +277,16 @@ def _grouped(x, axis, groups):
 
 
 # ------------------------------------------------------------------------------------------------ what to write to
-def _result(function, x, given, out, like, arrays, name="out"):
+def result_array(function, x, given, out, like, arrays, name="out"):
     """Where to write: an array of the shape and dtype of `like`, or the caller's; and inputs that it will not overwrite."""
     if out is None:
         return x, given, arrays.empty_like(like, subok=False) if arrays is np else arrays.empty_like(like)
     check_out(function, name, out, like.shape, like.dtype)
     given = [p.copy() if p is not None and arrays.may_share_memory(p, out) else p for p in given]
-    return _unless_overwritten(x, out, arrays), given, out
+    return unless_overwritten(x, out, arrays), given, out
 
 
-def _unless_overwritten(x, out, arrays):
+def unless_overwritten(x, out, arrays):
     """`x`, or a copy if writing `out` would change elements of it before they are read."""
     return x if _same_memory(x, out) or not arrays.may_share_memory(x, out) else x.copy()
 
@@ -308,7 +308,7 @@ def deliver(out):
     return out.land() if type(out) is Detour else out
 
 
-def _landing(out, view, arrays):
+def landing(out, view, arrays):
     """The array for a kernel to write to, `view` of something, and what `deliver` makes the caller's `out` of."""
     target = view(out)
     if out.size == 0 or (getattr(out.flags, "aligned", True) and arrays.may_share_memory(target, out)):
@@ -317,7 +317,7 @@ def _landing(out, view, arrays):
     return view(room), Detour(out, room)
 
 
-def _rows(x, axes):
+def as_rows(x, axes):
     """`x` with the normalised axes as its last one: a view where there is one (always, for a single axis)."""
     if len(axes) > 1:
         return x.reshape(*x.shape[: -len(axes)], math.prod(x.shape[-len(axes) :]))

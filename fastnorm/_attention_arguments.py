@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._arguments import _landing, _unless_overwritten
-from ._checks import _number, as_array, check_out, computed, eps_of, library_for, native, result_dtype
+from ._arguments import landing, unless_overwritten
+from ._checks import as_array, check_out, computed, eps_of, library_for, native, number_of, result_dtype
 from ._dispatch import function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
@@ -85,7 +85,7 @@ def attention_arguments(
         lengths,
         left,
         right,
-        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else _number(name, "scale", scale),
+        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else number_of(name, "scale", scale),
         _softcap(name, softcap),
         _of_heads(name, "alibi_slopes", slopes, n_heads, computed(dtype), arrays),
         _of_heads(name, "sinks", sinks, n_heads, computed(dtype), arrays),
@@ -98,12 +98,12 @@ def attention_arguments(
     else:
         check_out(name, "out", out, wanted, dtype)
     seen = out[None] if one_head else out
-    q = _unless_overwritten(q, seen, arrays)
+    q = unless_overwritten(q, seen, arrays)
     k, v = (one.copy() if arrays.may_share_memory(one, out) else one for one in (k, v))
     apart = {
         n: a.copy() for n, a in options._asdict().items() if n in _ARRAYS and a is not None and arrays.may_share_memory(a, out)
     }
-    target, out = _landing(out, lambda array: array[None] if one_head else array, arrays)
+    target, out = landing(out, lambda array: array[None] if one_head else array, arrays)
     lse = arrays.empty(shape[:-1], computed(dtype))
     q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
     return function, q, k, v, options._replace(**apart), target, lse, out, one_head
@@ -215,7 +215,7 @@ def _bounds(name, window, is_causal):
 def _softcap(name, softcap):
     if softcap is None:
         return None
-    number = _number(name, "softcap", softcap)
+    number = number_of(name, "softcap", softcap)
     if not number > 0:
         raise ValueError(f"{name}: softcap must be positive, got {softcap!r}")
     return None if number == np.inf else number

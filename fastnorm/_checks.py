@@ -69,7 +69,7 @@ def parameters_of(function, parameters, axis, axes, x, dtype, weight_offset, arr
     """Weight and bias as a backend takes them, and the offset that was added to the weight."""
     shape = tuple(x.shape[a] for a in axes)
     given = [_parameter(function, name, p, axis, shape, dtype, arrays) for name, p in named(parameters).items()]
-    offset = _number(function, "weight_offset", weight_offset)
+    offset = number_of(function, "weight_offset", weight_offset)
     if given[0] is not None and offset:
         with np.errstate(all="ignore"):
             given[0] = given[0] + given[0].dtype.type(offset)
@@ -146,7 +146,7 @@ def groups_of(function, num_groups, channels):
 
 def eps_of(function, eps, dtype):
     """An eps as a float that is finite in the dtype of the computation."""
-    number = _number(function, "eps", eps)
+    number = number_of(function, "eps", eps)
     if not number >= 0:
         raise ValueError(f"{function}: eps must not be negative or NaN, got {eps!r}")
     if number > float(np.finfo(dtype).max):
@@ -154,7 +154,7 @@ def eps_of(function, eps, dtype):
     return number
 
 
-def _number(function, name, value):
+def number_of(function, name, value):
     kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
     if kind not in tuple("biuf") or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and library_of(value) is None):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")

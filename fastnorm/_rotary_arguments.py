@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from ._arguments import _landing, _result, _rows
+from ._arguments import as_rows, landing, result_array
 from ._checks import as_array, computed, library_for, native, result_dtype
 from ._dispatch import function_of
 from ._vocabulary import STORED
@@ -33,9 +33,9 @@ def rope_arguments(x, cos, sin, interleaved, out):
         tables = [arrays.broadcast_to(a, (*x.shape[:-1], cos.shape[-1])) for a in tables]
     except ValueError:
         raise ValueError(f"{name}: cos must broadcast to {x.shape[:-1]}, the leading shape of x, got {cos.shape}") from None
-    x, tables, out = _result(name, x, tables, out, x, arrays)
-    view = functools.partial(_rows, axes=(x.ndim - 1,))
-    target, out = _landing(out, view, arrays)
+    x, tables, out = result_array(name, x, tables, out, x, arrays)
+    view = functools.partial(as_rows, axes=(x.ndim - 1,))
+    target, out = landing(out, view, arrays)
     return function, x, *tables, bool(interleaved), target, out
 
 

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
-from ._arguments import _landing, _result, _rows
-from ._checks import _number, as_array, axes_of, library_for, native, result_dtype
+from ._arguments import as_rows, landing, result_array
+from ._checks import as_array, axes_of, library_for, native, number_of, result_dtype
 from ._dispatch import function_of
 from ._vocabulary import STORED
 
@@ -14,10 +14,10 @@ from ._vocabulary import STORED
 def softmax_arguments(name, x, axis, scale, out):
     """Arguments of `softmax` and `log_softmax`: the backend's function, x and target with the axis last, scale, and out."""
     x, axis, arrays, function = _prepared(name, x, axis, out)
-    scale = _number(name, "scale", scale)
-    x, _, out = _result(name, x, [], out, x, arrays)
-    view = functools.partial(_rows, axes=(axis,))
-    target, out = _landing(out, view, arrays)
+    scale = number_of(name, "scale", scale)
+    x, _, out = result_array(name, x, [], out, x, arrays)
+    view = functools.partial(as_rows, axes=(axis,))
+    target, out = landing(out, view, arrays)
     return function, view(x), scale, target, out
 
 
@@ -26,7 +26,7 @@ def logsumexp_arguments(name, x, axis, keepdims):
     if not isinstance(keepdims, (bool, np.bool_)):
         raise TypeError(f"{name}: keepdims must be True or False, got {keepdims!r}")
     x, axis, arrays, function = _prepared(name, x, axis, None)
-    x = _rows(x, (axis,))
+    x = as_rows(x, (axis,))
     return function, x, arrays.empty(x.shape[:-1], x.dtype), axis
 
 
