@@ -7,7 +7,7 @@ element into its result. Schedules (which piece when, on which thread) belong to
 
 from typing import Any, NamedTuple
 
-from ._vocabulary import fma, logarithm, magnitude, maximum, minimum, polynomial, select, sqrt, two_to
+from ._vocabulary import fma, functions_of, logarithm, magnitude, maximum, minimum, polynomial, select, sqrt, two_to
 
 
 # ------------------------------------------------------------------------------------------- statistics of a piece
@@ -252,7 +252,7 @@ def exponential_parts(x, numbers):
     x = maximum(numbers.least, x)
     shifted = fma(x, numbers.log2_e, numbers.shift)
     n = shifted - numbers.shift
-    r = fma(n, zero_minus(numbers.ln2, numbers), x)
+    r = fma(n, numbers.zero - numbers.ln2, x)
     return Parts(two_to(shifted), r * polynomial(r, numbers.coefficients))
 
 
@@ -264,15 +264,10 @@ def exponential(x, numbers):
 
 def hyperbolic_tangent(x, numbers):
     """``tanh(x)``: of ``exp(-2 * |x|) - 1``, which is exact in relative terms near 0."""
-    parts = exponential_parts(magnitude(x) * (zero_minus(numbers.two, numbers)), numbers)
+    parts = exponential_parts(magnitude(x) * (numbers.zero - numbers.two), numbers)
     less_one = fma(parts.power, parts.rest, parts.power - numbers.one)
     y = less_one / (numbers.two + less_one)
     return select(x < numbers.zero, y, numbers.zero - y)
-
-
-def zero_minus(x, numbers):
-    """The negative."""
-    return numbers.zero - x
 
 
 # --------------------------------------------------------------------------------------------- softmax and attention
@@ -308,12 +303,24 @@ def next_step(before, largest, numbers):
     return Step(largest, against, weight_of(before, against, numbers))
 
 
-def join_weights(a, b, numbers):
-    """What is known of the scores of both."""
-    largest = maximum(a.largest, b.largest)
+class Mixture(NamedTuple):
+    """Two sets of scores together: the largest, and the factors of all sums over the one and over the other."""
+
+    largest: Any
+    of_a: Any
+    of_b: Any
+
+
+def mix(a, b, numbers):
+    """Prepare to add up two sets of scores whose largest are `a` and `b`."""
+    largest = maximum(a, b)
     against = reference(largest, numbers)
-    total = a.total * weight_of(a.largest, against, numbers) + b.total * weight_of(b.largest, against, numbers)
-    return Weights(largest, total)
+    return Mixture(largest, weight_of(a, against, numbers), weight_of(b, against, numbers))
+
+
+def mixed(a, b, mixture):
+    """The sum over both of what was summed over each: weights, or weighted values."""
+    return a * mixture.of_a + b * mixture.of_b
 
 
 def add_totals(a, b):
@@ -329,6 +336,46 @@ def log_sum(weights, numbers):
 def share_of(part, whole, numbers):
     """The factor that makes a mean over a part of the scores its share of the mean over the whole, given `log_sum` of both."""
     return select(part == numbers.nothing, numbers.zero, weight_of(part, reference(whole, numbers), numbers))
+
+
+def grown(total, more, step):
+    """A sum of weights, with those of more scores."""
+    return fma(total, step.factor, more)
+
+
+class Comparison(NamedTuple):
+    """How elements of a row are compared with that of its largest score."""
+
+    before: Any
+    against: Any
+    after: Any
+
+
+def comparison(largest, smallest, sign, scale, fraction, numbers):
+    """How to compare, given the extremes of a row times the sign of the scale.
+
+    `before` is 1, and differences exact, but where one would overflow and the scaled one would not.
+    """
+    before = select(magnitude(largest - smallest) <= numbers.zero - numbers.lowest, numbers.one, fraction)
+    against = numbers.zero - reference(largest, numbers) * sign * before
+    return Comparison(before, against, scale / before)
+
+
+def scaled_difference(x, how):
+    """``scale * (x - y)``, where y has the largest score."""
+    return fma(x, how.before, how.against) * how.after
+
+
+def with_distance(score, slope, position, key):
+    """A score less its key's distance from the query, times a slope (ALiBi)."""
+    return score - slope * magnitude(position - key)
+
+
+def with_bias(score, bias, numbers):
+    """A score and what a mask adds: minus infinity forbids, and a finite sum that overflows stays finite."""
+    total = score + bias
+    finite = magnitude(score) <= numbers.zero - numbers.lowest
+    return select(bias == numbers.nothing, numbers.nothing, select(finite, maximum(numbers.lowest, total), total))
 
 
 def capped(score, cap, numbers):
@@ -369,38 +416,4 @@ NORMS = {
         join_moments, lift_eps_of_squares, settle_layer, apply_common_centred, apply_any_centred, True, True, False
     ),
 }
-FORMULAS = (
-    accumulate_square,
-    rescue_scale,
-    join_powers,
-    join_moments,
-    guess_mean,
-    scaled_distance,
-    add_exactly,
-    with_total,
-    is_off_centre,
-    better_guess,
-    lift_eps_of_squares,
-    lift_eps_of_length,
-    settle_rms,
-    settle_unit,
-    settle_layer,
-    is_light,
-    apply_common,
-    apply_any,
-    apply_common_centred,
-    apply_any_centred,
-    zero_minus,
-    exponential_parts,
-    exponential,
-    hyperbolic_tangent,
-    reference,
-    weight_of,
-    next_step,
-    join_weights,
-    add_totals,
-    log_sum,
-    share_of,
-    capped,
-    rotated,
-)
+FORMULAS = functions_of(globals())

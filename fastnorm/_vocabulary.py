@@ -174,9 +174,15 @@ RANGES = {
 }
 
 
+def functions_of(namespace):
+    """The functions that a module defines, given its namespace: what backends compile of a module of formulas."""
+    own = [value for value in namespace.values() if getattr(value, "__module__", None) == namespace["__name__"]]
+    return tuple(value for value in own if not isinstance(value, type))
+
+
 @functools.cache
 def name_of(dtype):
-    """The name of a dtype, which NumPy makes anew each time (3 us)."""
+    """The name of a dtype, which NumPy makes anew each time."""
     return dtype.name
 
 

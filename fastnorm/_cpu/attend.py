@@ -17,7 +17,7 @@ from . import attention_layout as layout
 from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, padded
 from .keys import gather_rows, reading
 from .masks import masking
-from .memory import address, load, pointer_as, pointer_to, prefetch, put, shifted, stack_of, store, store_first
+from .memory import address, load, pointer_as, pointer_to, prefetch, put, shifted, store, store_first
 from .scores import scoring
 from .simd import LANES, any_lane, inlined, splat
 from .tile import ROWS, TURNED, add_products, load_tile, store_tile, tile_width
@@ -85,15 +85,11 @@ def joining(computed):
         """Add what is known of a later segment. A row that saw nothing of it stays as it is."""
         for i in range(rows):
             if other.total[i] != numbers.zero:
-                a = _math.Weights(state.largest[i], state.total[i])
-                b = _math.Weights(other.largest[i], other.total[i])
-                both = _math.join_weights(a, b, numbers)
-                against = _math.reference(both.largest, numbers)
-                of_a = _math.weight_of(a.largest, against, numbers)
-                of_b = _math.weight_of(b.largest, against, numbers)
+                mixture = _math.mix(state.largest[i], other.largest[i], numbers)
                 for j in range(i * width, (i + 1) * width, LANES):
-                    store(state.outputs, j, load(state.outputs, j) * of_a + load(other.outputs, j) * of_b)
-                state.largest[i], state.total[i] = both.largest, both.total
+                    store(state.outputs, j, _math.mixed(load(state.outputs, j), load(other.outputs, j), mixture))
+                state.largest[i] = mixture.largest
+                state.total[i] = _math.mixed(state.total[i], other.total[i], mixture)
 
     return state_at, clear, join
 
@@ -106,8 +102,8 @@ def attend(dtype, cached):
     in_place = cached == computed  # keys and values may be used where they are
     element = getattr(types, cached)
     copy_row, normalise_row, read_rows, are_finite, turn = reading(computed)
-    row_of_mask, biased = masking(computed)
-    dots, products, next_weights = scoring(computed, biased)
+    row_of_mask = masking(computed)
+    dots, products, next_weights = scoring(computed)
     state_at, clear, join = joining(computed)
 
     def _where_they_are(source, room):
@@ -132,7 +128,6 @@ def attend(dtype, cached):
     def read_queries(q, block, group, plan, given, queries, rows):
         """Queries as neighbours, normalised, times a power of two."""
         n, head_size = q.shape[2], q.shape[3]
-        row_room = stack_of(numbers.zero, 1)
         source = pointer_to(q)
         for i in range(rows):
             row = block.start + (i if i < block.count else block.count - 1)
@@ -144,7 +139,6 @@ def attend(dtype, cached):
                 normalise_row(target, head_size, plan[layout.NORM], given[layout.EPS], given[layout.LIFTED_EPS])
             for j in range(0, head_size, LANES):
                 store(target, j, load(target, j) * given[layout.POWER])
-        return row_room
 
     @inlined
     def read_biases(mask, block, group, n, plan, first_row, rows, key, count, biases):
@@ -311,7 +305,7 @@ def attend(dtype, cached):
                     add_allowed_values(room.scores, room.biases, room.values, first, end, outputs, width, room.factors, present)
 
     @inlined
-    def finish(block, group, n, state, sinks, plan, out, lse):
+    def finish(block, group, n, state, out, lse):
         """Means of values, and the logarithms of the sums."""
         value_size = out.shape[3]
         width = padded(value_size)
@@ -339,10 +333,10 @@ def attend(dtype, cached):
             put(shifted(pointer_to(lse), place), log)
 
     @inlined
-    def begin(block, group, n, state, rows, width, sinks, plan):
-        """The state before any key: a sink counts as a score that brings no value."""
+    def begin(block, group, n, state, rows, width, sinks, plan, segment):
+        """The state before a segment: before the first, a sink counts as a score that brings no value."""
         clear(state, rows, width)
-        if plan[layout.HAS_SINKS]:
+        if plan[layout.HAS_SINKS] and segment == 0:
             for i in range(block.count):
                 sink = sinks[block.head * group + (block.start + i) // n]
                 if sink != numbers.nothing:
@@ -389,9 +383,7 @@ def attend(dtype, cached):
                 target = state
                 if step == PART:
                     target = state_at(shifted(part, segment * part_size * size), rows, width)
-                begin(block, group, n, target, rows, width, sinks, plan)
-                if segment > 0:
-                    clear(target, rows, width)
+                begin(block, group, n, target, rows, width, sinks, plan, segment)
                 last = segments if step != PART else segment + 1
                 while segment < last:
                     attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, own, room, target, segment)
@@ -407,7 +399,7 @@ def attend(dtype, cached):
                     other = state_at(shifted(part, later * part_size * size), rows, width)
                     join(state, other, block.count, width)
             if step != PART:
-                finish(block, group, n, state, sinks, plan, out, lse)
+                finish(block, group, n, state, out, lse)
 
     array = f"{computed}[:]"
     return Source(

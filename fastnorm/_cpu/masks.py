@@ -55,11 +55,4 @@ def masking(computed):
         within = minimum(maximum(values, lowest), double.zero - lowest)
         return converted(select(magnitude(values) <= double.zero - double.lowest, within, values), numbers.zero)
 
-    @inlined
-    def biased(scores, bias):
-        """Scores with what a mask adds: a finite sum that overflows stays finite."""
-        total = scores + bias
-        kept = select(magnitude(scores) <= numbers.zero - numbers.lowest, maximum(numbers.lowest, total), total)
-        return select(bias == numbers.nothing, numbers.nothing, kept)
-
-    return row_of_mask, biased
+    return row_of_mask

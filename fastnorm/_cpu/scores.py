@@ -1,7 +1,7 @@
 """Scores of queries and keys, what the options make of them, and their weights."""
 
 from .. import _math
-from .._vocabulary import EXPONENTIALS, fma, magnitude, select
+from .._vocabulary import EXPONENTIALS, fma, select
 from . import attention_layout as layout
 from .attention_layout import KEYS, NO_MASK, padded
 from .memory import load, load_first, prefetch, shifted, stack_like, store
@@ -12,7 +12,7 @@ SQUARE = TURNED * TURNED
 SQUARES = 4 * SQUARE
 
 
-def scoring(computed, biased):
+def scoring(computed):
     """The functions about scores, for a dtype of the computation."""
     numbers = EXPONENTIALS[computed]
     size = 4 if computed == "float32" else 8
@@ -87,10 +87,10 @@ def scoring(computed, biased):
         if plan[layout.HAS_CAP]:
             values = _math.capped(values, given[layout.CAP], numbers)
         if plan[layout.HAS_SLOPES]:
-            distance = magnitude(as_number(position, numbers.zero) - lane_numbers(numbers.zero))
-            values = values - slope * distance
+            here, keys = as_number(position, numbers.zero), lane_numbers(numbers.zero)
+            values = _math.with_distance(values, slope, here, keys)
         if plan[layout.MASK] != NO_MASK:
-            values = biased(values, load(biases, 0))
+            values = _math.with_bias(values, load(biases, 0), numbers)
         if first > 0 or end < KEYS:
             values = select(first_lanes(max(end, 0)), values, numbers.nothing)
             values = select(first_lanes(max(first, 0)), numbers.nothing, values)
@@ -99,7 +99,7 @@ def scoring(computed, biased):
         weights = _math.weight_of(values, step.against, numbers)
         store(scores, 0, weights)
         largest[0] = step.largest
-        total[0] = fma(total[0], step.factor, sum_lanes(weights))
+        total[0] = _math.grown(total[0], sum_lanes(weights), step)
         factor[0] = step.factor
 
     return dots, products, next_weights

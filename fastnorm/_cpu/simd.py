@@ -137,36 +137,31 @@ def lane_numbers(typing, like):
     return Lanes(like)(like), codegen
 
 
+def _tree(join):
+    """Instructions that join 64 lanes to one number: lane i with i + 32, then with i + 16, ... i + 1."""
+
+    def codegen(context, builder, signature, args):
+        value, width = args[0], LANES
+        while width > 1:
+            width //= 2
+            low = _shuffle(builder, value, list(range(width)))
+            high = _shuffle(builder, value, list(range(width, 2 * width)))
+            value = join(builder, low, high)
+        return builder.extract_element(value, _I32(0))
+
+    return codegen
+
+
 @intrinsic
 def sum_lanes(typing, value):
     """The chains joined in one fixed tree: lane i with i + 32, then with i + 16, ... i + 1."""
-
-    def codegen(context, builder, signature, args):
-        total, width = args[0], LANES
-        while width > 1:
-            width //= 2
-            low = _shuffle(builder, total, list(range(width)))
-            high = _shuffle(builder, total, list(range(width, 2 * width)))
-            total = builder.fadd(low, high)
-        return builder.extract_element(total, _I32(0))
-
-    return value.dtype(value), codegen
+    return value.dtype(value), _tree(lambda builder, low, high: builder.fadd(low, high))
 
 
 @intrinsic
 def largest_lane(typing, value):
     """The largest of 64 numbers; NaN does not count."""
-
-    def codegen(context, builder, signature, args):
-        largest, width = args[0], LANES
-        while width > 1:
-            width //= 2
-            low = _shuffle(builder, largest, list(range(width)))
-            high = _shuffle(builder, largest, list(range(width, 2 * width)))
-            largest = builder.select(builder.fcmp_ordered(">", low, high), low, high)
-        return builder.extract_element(largest, _I32(0))
-
-    return value.dtype(value), codegen
+    return value.dtype(value), _tree(lambda builder, low, high: _smaller(">")(builder, "", low, high))
 
 
 @intrinsic

@@ -5,11 +5,9 @@ twice, for its largest and for its sum; then it is in a cache, and so are its ex
 taken again. While a row is worked on, the next one is asked for.
 """
 
-from typing import Any, NamedTuple
-
 from .. import _math
 from .._compile import Source
-from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, fma, magnitude, maximum, minimum, select
+from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, maximum, minimum, select
 from .apply import write
 from .blocks import climb, root
 from .edges import to_line
@@ -35,35 +33,16 @@ from .sources import gathered
 SIGN, SCALE = range(2)  # in `given`: of the scale, and the scale
 
 
-class Comparison(NamedTuple):
-    """How elements of a row are compared with its largest score."""
-
-    before: Any
-    against: Any
-    after: Any
-
-
 def working(computed):
     """The functions that kernels over rows are made of."""
     numbers = EXPONENTIALS[computed]
-    zero, one, nothing, lowest = numbers.zero, numbers.one, numbers.nothing, numbers.lowest
+    zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
     fraction = RANGES[computed].fraction
 
     @inlined
     def compared(largest, smallest, given):
-        """How elements are compared with that of the largest score: ``fma(x, before, against) * after``.
-
-        `before` is 1, and the difference exact, but where that would overflow and the scaled one would not.
-        """
-        largest, smallest = largest * given[SIGN], smallest * given[SIGN]
-        before = select(magnitude(largest - smallest) <= zero - lowest, one, fraction)
-        against = zero - _math.reference(largest * given[SIGN], numbers) * given[SIGN] * before
-        return Comparison(before, against, given[SCALE] / before)
-
-    @inlined
-    def distance(values, how):
-        """The scaled distance from the largest."""
-        return fma(values, how.before, how.against) * how.after
+        """How elements are compared with that of the largest score, given what `extremes_of` found."""
+        return _math.comparison(largest, smallest, given[SIGN], given[SCALE], fraction, numbers)
 
     @inlined
     def extremes_of(x, stride, n, given):
@@ -95,7 +74,7 @@ def working(computed):
             chains = splat(zero)
             j = 0
             while j + LANES <= count:
-                some = _math.exponential(distance(load(values, j), how), numbers)
+                some = _math.exponential(_math.scaled_difference(load(values, j), how), numbers)
                 chains = chains + some
                 if n <= KEPT:
                     store(kept, start + j, some)
@@ -103,7 +82,7 @@ def working(computed):
                     prefetch(following, start + j)
                 j += LANES
             if j < count:
-                some = _math.exponential(distance(load_first(values, j, count - j), how), numbers)
+                some = _math.exponential(_math.scaled_difference(load_first(values, j, count - j), how), numbers)
                 chains = chains + select(first_lanes(count - j), some, zero)
                 if n <= KEPT:
                     store_first(kept, start + j, count - j, some)
@@ -113,7 +92,7 @@ def working(computed):
     @inlined
     def result(values, how, total, logarithm):
         """The result for some elements; `total` is its inverse, or its logarithm."""
-        distances = distance(values, how)
+        distances = _math.scaled_difference(values, how)
         if logarithm:
             return distances - total
         return _math.exponential(distances, numbers) * total
@@ -147,13 +126,13 @@ def working(computed):
         if j < n:
             store_first(out, j, n - j, result(load_first(x, j, n - j), how, total, logarithm))
 
-    return compared, distance, extremes_of, sum_of, result, prepared, apply
+    return compared, extremes_of, sum_of, result, prepared, apply
 
 
 def rows(dtype):
     """Kernel: softmax or its logarithm, of rows of any strides."""
     computed = COMPUTED[dtype]
-    compared, _, extremes_of, sum_of, _, prepared, apply = working(computed)
+    compared, extremes_of, sum_of, _, prepared, apply = working(computed)
 
     def kernel(x, given, flags, scratch, out):
         n_rows, n = x.shape
@@ -177,7 +156,7 @@ def sums(dtype):
     """Kernel: the logarithms of the sums of the exponentials of rows."""
     computed = COMPUTED[dtype]
     numbers = EXPONENTIALS[computed]
-    compared, _, extremes_of, sum_of, _, _, _ = working(computed)
+    compared, extremes_of, sum_of, _, _, _ = working(computed)
 
     def kernel(x, given, scratch, out):
         n_rows, n = x.shape
@@ -204,7 +183,7 @@ def sums(dtype):
 def pieces(dtype):
     """Kernel: one step of the work on a piece of a long row: its largest and smallest, its sum, or its result."""
     computed = COMPUTED[dtype]
-    compared, _, extremes_of, sum_of, _, prepared, apply = working(computed)
+    compared, extremes_of, sum_of, _, prepared, apply = working(computed)
 
     def kernel(x, given, known, flags, out, found):
         source, stride, n, nowhere = pointer_to(x), x.strides[0], len(x), pointer_to(found)
@@ -229,7 +208,7 @@ def columns(dtype):
     computed = COMPUTED[dtype]
     numbers = EXPONENTIALS[computed]
     size = 4 if computed == "float32" else 8
-    compared, distance, _, _, result, _, _ = working(computed)
+    compared, _, _, result, _, _ = working(computed)
 
     @inlined
     def lanes_at(x, column, columns):
@@ -258,7 +237,7 @@ def columns(dtype):
 
     @inlined
     def how_at(hows, column, width):
-        return Comparison(load(hows, column), load(hows, width + column), load(hows, 2 * width + column))
+        return _math.Comparison(load(hows, column), load(hows, width + column), load(hows, 2 * width + column))
 
     @inlined
     def sums_of_columns(x, stride, n, columns, hows, chains, tree, width):
@@ -272,7 +251,7 @@ def columns(dtype):
                 row = shifted(chains, (j % LANES) * width * size)
                 for column in range(0, columns, LANES):
                     values = lanes_at(x, column, columns)
-                    more = _math.exponential(distance(values, how_at(hows, column, width)), numbers)
+                    more = _math.exponential(_math.scaled_difference(values, how_at(hows, column, width)), numbers)
                     store(row, column, load(row, column) + more)
                 x = shifted(x, stride)
             present, step = min(LANES, count), LANES
