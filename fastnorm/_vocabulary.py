@@ -88,10 +88,13 @@ class Exponential(NamedTuple):
     log2_e: np.floating
     shift: np.floating  # adding it rounds to a whole number, whose bits then are the lowest of the sum
     ln2: np.floating
+    margin: np.floating  # binary digits by which a query is kept below 1 where its scores might overflow
+    sharpest: np.floating  # exponent of 2 of the largest power that is taken from a scale
+    highest_lift: np.floating  # that of the largest number times such a power, with the margin
     coefficients: tuple[np.floating, ...]
 
 
-def _exponential(dtype, digits, least_exponent, coefficients):
+def _exponential(dtype, digits, least_exponent, sharpest, coefficients):
     """The constants of a dtype whose numbers have so many digits behind the first."""
     return Exponential(
         zero=dtype(0),
@@ -103,6 +106,9 @@ def _exponential(dtype, digits, least_exponent, coefficients):
         log2_e=dtype(1.4426950408889634),
         shift=dtype(1.5 * 2.0**digits),
         ln2=dtype(0.6931471805599453),
+        margin=dtype(20),
+        sharpest=dtype(sharpest),
+        highest_lift=dtype(1 - least_exponent + sharpest + 20),
         coefficients=tuple(map(dtype, coefficients)),
     )
 
@@ -122,8 +128,8 @@ _COEFFICIENTS64 = (
     2.5118928326914580e-8,
 )
 EXPONENTIALS = {
-    "float32": _exponential(np.float32, 23, -127, _COEFFICIENTS32),
-    "float64": _exponential(np.float64, 52, -1023, _COEFFICIENTS64),
+    "float32": _exponential(np.float32, 23, -127, 100, _COEFFICIENTS32),
+    "float64": _exponential(np.float64, 52, -1023, 900, _COEFFICIENTS64),
 }
 
 

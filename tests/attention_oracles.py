@@ -4,7 +4,7 @@ import numpy as np
 
 
 def wide(array):
-    return np.asarray(array).astype(np.longdouble if array.dtype == np.float64 else np.float64)
+    return array.astype(np.longdouble if array.itemsize >= 8 else np.float64)
 
 
 @np.errstate(all="ignore")

@@ -354,6 +354,56 @@ def test_a_merge_of_large_numbers():
     np.testing.assert_allclose(lse, np.log(3), rtol=1e-6)
 
 
+LARGE_VALUES = {"float16": 6e4, "bfloat16": 3e38, "float32": 3.4e38, "float64": 1.7e308}
+
+
+@pytest.mark.parametrize("n_queries", [1, 9])
+@pytest.mark.parametrize("n_keys", [3, 300, 1500])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_means_of_the_largest_values(rng, dtype, n_keys, n_queries):
+    """Their sum overflows, their mean does not; and rows beside them, of other heads, keep their bits."""
+    q, k, v = arrays(rng, dtype, heads=2, key_heads=2, n_queries=n_queries, n_keys=n_keys)
+    alone = fastnorm.attention(q[1:], k[1:], v[1:])
+    v[0] = LARGE_VALUES[dtype]
+    v[0, ::2] *= v.dtype.type(rng.choice([-1, 1]))
+    out, _ = checked(q, k, v)
+    assert_same_bits(out[1:], alone)
+    v[0] = np.abs(v[0])
+    np.testing.assert_allclose(
+        fastnorm.attention(q, k, v)[0].astype(float), float(v[0, 0, 0]), rtol=1e-2 if q.itemsize == 2 else 1e-5
+    )
+
+
+@pytest.mark.parametrize("n_queries", [1, 9])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0}, {"sinks": [1.0, -1.0]}, {"is_causal": True}, {"alibi_slopes": [1.0, 2.0]}]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_scores_beyond_the_range(rng, dtype, options, n_queries):
+    """What has by far the largest score takes all the weight, also where all are minus infinity once rounded."""
+    q, k, v = arrays(rng, dtype, heads=2, key_heads=2, n_queries=n_queries, n_keys=70)
+    size = 1e200 if dtype == "float64" else 1e30
+    wide = np.longdouble if dtype == "float64" else np.float64
+    if dtype == "float64" and np.finfo(wide).maxexp < 1400:
+        pytest.skip("no wider numbers here to compare with")
+    far = {name: np.array(value, q.dtype) if isinstance(value, list) else value for name, value in options.items()}
+    for sign in (1, -1):
+        scaled_q = (np.abs(q) * sign * size).astype(q.dtype) if sign < 0 else (q * size).astype(q.dtype)
+        scaled_k = (np.abs(k) * size).astype(q.dtype) if sign < 0 else (k * size).astype(q.dtype)
+        with np.errstate(all="raise"):
+            out = fastnorm.attention(scaled_q, scaled_k, v, **far)
+        wanted = oracles.attention(scaled_q, scaled_k, v, **far)[0]
+        np.testing.assert_allclose(out.astype(wide), wanted, rtol=1e-2 if q.itemsize == 2 else 1e-5, atol=1e-6)
+    one = fastnorm.attention(scaled_q, k, v, scale=0.0)
+    np.testing.assert_array_equal(one, fastnorm.attention(q, k, v, scale=0.0))
+
+
+def test_a_scale_beyond_the_range(rng):
+    q, k, v = arrays(rng, "float32")
+    best = np.argmax(q @ k.swapaxes(-1, -2), -1)
+    np.testing.assert_array_equal(fastnorm.attention(q, k, v, scale=1e300), v[0][best])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_X86, reason="names of x86 processors")
 def test_narrower_registers_give_the_same_bits(tmp_path):

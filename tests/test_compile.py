@@ -314,7 +314,7 @@ def test_an_edited_source_is_another_key(tmp_path, source):
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PYTHONPATH": str(tmp_path), "FASTNORM_CACHE_DIR": str(tmp_path / "cache")}
     before = run(**environment)
-    formulas = copy / "_math.py"
+    formulas = copy / "_math" / "norms.py"
     text = formulas.read_text()
     assert "return x * row.inverse * weight" in text
     formulas.write_text(text.replace("return x * row.inverse * weight", "return x * row.inverse * weight + weight"))

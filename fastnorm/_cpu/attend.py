@@ -6,47 +6,22 @@ these, and the weighted values (online softmax: Milakov and Gimelshein, arXiv:18
 Dao et al., arXiv:2205.14135). What a row gets depends on its own numbers alone.
 """
 
-from typing import Any, NamedTuple
-
 from numba.core import types
 
 from .. import _math
 from .._compile import Source
-from .._vocabulary import COMPUTED, EXPONENTIALS, select
+from .._vocabulary import COMPUTED, EXPONENTIALS, magnitude, maximum
 from . import attention_layout as layout
-from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, padded
+from .attention_layout import JOIN, KEYS, NO_MASK, PART, SEGMENT, Block, Call, Seen, padded
+from .finish import finishing
 from .keys import gather_rows, reading
 from .masks import masking
-from .memory import address, load, pointer_as, pointer_to, prefetch, put, shifted, store, store_first
+from .memory import address, load, pointer_as, pointer_to, shifted, store
 from .scores import scoring
-from .simd import LANES, any_lane, inlined, splat
-from .tile import ROWS, TURNED, add_products, load_tile, store_tile, tile_width
-
-
-class State(NamedTuple):
-    """Of rows of queries: weighted sums of values, the largest score, and the sum of the weights."""
-
-    outputs: Any
-    largest: Any
-    total: Any
-
-
-class Seen(NamedTuple):
-    """Of rows of queries: the first key that each may see, the end of the last, and where the query stands."""
-
-    first: Any
-    end: Any
-    position: Any
-
-
-class Block(NamedTuple):
-    """Which rows of queries a task is about: `count` of them from `start` on, in batch element `b`, of key head `head`."""
-
-    b: Any
-    head: Any
-    start: Any
-    count: Any
-
+from .simd import LANES, any_lane, inlined, largest_lane, splat
+from .states import joining, lift_at, put_lift
+from .tile import ROWS, TURNED, tile_width
+from .values import summing
 
 inlined(layout.state_size)
 
@@ -61,39 +36,6 @@ def lowest_and_highest(pointer, start, stop):
     return low, high
 
 
-def joining(computed):
-    """The functions about states."""
-    numbers = EXPONENTIALS[computed]
-    size = 4 if computed == "float32" else 8
-
-    @inlined
-    def state_at(pointer, rows, width):
-        """The state of so many rows in room that begins here."""
-        largest = shifted(pointer, rows * width * size)
-        return State(pointer, largest, shifted(largest, rows * size))
-
-    @inlined
-    def clear(state, rows, width):
-        """No score yet."""
-        for j in range(0, rows * width, LANES):
-            store(state.outputs, j, splat(numbers.zero))
-        for i in range(rows):
-            state.largest[i], state.total[i] = numbers.nothing, numbers.zero
-
-    @inlined
-    def join(state, other, rows, width):
-        """Add what is known of a later segment. A row that saw nothing of it stays as it is."""
-        for i in range(rows):
-            if other.total[i] != numbers.zero:
-                mixture = _math.mix(state.largest[i], other.largest[i], numbers)
-                for j in range(i * width, (i + 1) * width, LANES):
-                    store(state.outputs, j, _math.mixed(load(state.outputs, j), load(other.outputs, j), mixture))
-                state.largest[i] = mixture.largest
-                state.total[i] = _math.mixed(state.total[i], other.total[i], mixture)
-
-    return state_at, clear, join
-
-
 def attend(dtype, cached):
     """Kernel: attention of queries of a dtype to keys and values of another, for some tasks."""
     computed = COMPUTED[dtype]
@@ -103,8 +45,10 @@ def attend(dtype, cached):
     element = getattr(types, cached)
     copy_row, normalise_row, read_rows, are_finite, turn = reading(computed)
     row_of_mask = masking(computed)
-    dots, products, next_weights = scoring(computed)
-    state_at, clear, join = joining(computed)
+    dots, products, scores_of, weights_of = scoring(computed)
+    state_at, clear, take_step, join = joining(computed)
+    add_values, add_allowed_values = summing(computed)
+    some_left_the_range, finish = finishing(computed)
 
     def _where_they_are(source, room):
         return source
@@ -125,8 +69,17 @@ def attend(dtype, cached):
             seen.first[i], seen.end[i], seen.position[i] = min(first, max(end, 0)), max(end, 0), here
 
     @inlined
-    def read_queries(q, block, group, plan, given, queries, rows):
-        """Queries as neighbours, normalised, times a power of two."""
+    def largest_of(row, n):
+        """The largest magnitude of a row that is filled up with zeros."""
+        found = splat(numbers.zero)
+        for j in range(0, n, LANES):
+            found = maximum(magnitude(load(row, j)), found)
+        return largest_lane(found)
+
+    @inlined
+    def read_queries(call, block, group, queries, lifts, rows):
+        """Queries as neighbours, normalised, times a power of two; and the lifts of their scores."""
+        q, plan, given = call.q, call.plan, call.given
         n, head_size = q.shape[2], q.shape[3]
         source = pointer_to(q)
         for i in range(rows):
@@ -137,13 +90,19 @@ def attend(dtype, cached):
             copy_row(shifted(source, place), q.strides[3], head_size, target)
             if plan[layout.NORM] != layout.NO_NORM:
                 normalise_row(target, head_size, plan[layout.NORM], given[layout.EPS], given[layout.LIFTED_EPS])
+            power = given[layout.POWER]
+            lift = none = _math.Lift(numbers.one, numbers.one)
+            if plan[layout.RESCUE]:
+                lift = _math.lift_for(largest_of(target, head_size), power, numbers)
+            put_lift(lifts, i, none if plan[layout.HAS_CAP] else lift)
+            put_lift(lifts, i + 2 * layout.BLOCK, lift)
             for j in range(0, head_size, LANES):
-                store(target, j, load(target, j) * given[layout.POWER])
+                store(target, j, load(target, j) * (power / lift.first) / lift.second)
 
     @inlined
-    def read_biases(mask, block, group, n, plan, first_row, rows, key, count, biases):
+    def read_biases(call, block, group, first_row, rows, key, count, biases):
         """Rows of a mask for 64 keys; returns whether one of these is allowed."""
-        some = False
+        mask, plan, n, some = call.mask, call.plan, call.q.shape[2], False
         for i in range(rows):
             row = block.start + first_row + i
             head = block.head * group + row // n
@@ -153,54 +112,10 @@ def attend(dtype, cached):
             some = some or any_lane(bias != numbers.nothing)
         return some
 
-    def adding(rows):
-        """`add_values` for so many rows."""
-
-        @inlined
-        def add(scores, values, stride, first, end, value_size, outputs, width, factors, following, following_stride):
-            """Weighted sums of values of some keys: they are scaled, then grow by each value times its weight.
-
-            Meanwhile the keys are asked for that will be needed next, if there are any.
-            """
-            for column in range(0, value_size, tile_width(outputs)):
-                here = shifted(outputs, column * size)
-                tile = load_tile(here, width, factors, rows)
-                across = shifted(values, (first * stride + column) * size)
-                ahead = following
-                for key in range(first, end):
-                    tile = add_products(tile, shifted(scores, key * size), KEYS, across)
-                    across = shifted(across, stride * size)
-                    if following_stride != 0:
-                        prefetch(ahead, column)
-                        ahead = shifted(ahead, following_stride)
-                store_tile(tile, here, width)
-
-        return add
-
-    add_to_four, add_to_six = adding(4), adding(ROWS)
-
     @inlined
-    def add_values(present, scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride):
-        """The same, in the smaller tile if it holds the rows."""
-        if present <= 4:
-            add_to_four(scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride)
-        else:
-            add_to_six(scores, values, stride, first, end, value_size, outputs, width, factors, ahead, ahead_stride)
-
-    @inlined
-    def add_allowed_values(scores, biased_scores, values, first, end, outputs, width, factors, rows):
-        """The same where a value is not a number: those that a row may not see are left out, not multiplied by 0."""
-        for i in range(rows):
-            for column in range(0, width, LANES):
-                total = load(outputs, i * width + column) * factors[i]
-                for key in range(first, end):
-                    if biased_scores[i * KEYS + key] != numbers.nothing:
-                        total = _math.fma(splat(scores[i * KEYS + key]), load(values, key * width + column), total)
-                store(outputs, i * width + column, total)
-
-    @inlined
-    def attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, rows, room, state, segment):
+    def attend_segment(call, block, group, seen, rows, room, state, segment):
         """All that the rows of a block may see of a segment of keys."""
+        q, k, v, plan, given = call.q, call.k, call.v, call.plan, call.given
         head_size, value_size, n = k.shape[3], v.shape[3], q.shape[2]
         width = padded(value_size)
         few = q.shape[2] * group <= layout.FEW and plan[layout.NORM] == layout.NO_NORM
@@ -226,7 +141,7 @@ def attend(dtype, cached):
                 if end_high <= key or first_low >= key + count:
                     continue
                 if plan[layout.MASK] != NO_MASK:
-                    if not read_biases(mask, block, group, n, plan, first_row, present, key, count, room.biases):
+                    if not read_biases(call, block, group, first_row, present, key, count, room.biases):
                         continue
                 # Hidden keys are not even read where all rows see the same ones, neighbours.
                 first, end = max(first_low - key, 0), min(end_high - key, count)
@@ -250,22 +165,29 @@ def attend(dtype, cached):
                     dots(queries, present, key_source, source_stride, count, head_size, room.scores, value_rows, stride)
                 else:
                     products(queries, head_size, room.turned, room.scores)
+                found, against, factors = room.steps, shifted(room.steps, KEYS * size), shifted(room.steps, 2 * KEYS * size)
                 for i in range(present):
                     row = first_row + i
                     head = block.head * group + (block.start + row) // n
-                    next_weights(
+                    found[i] = scores_of(
                         shifted(room.scores, i * KEYS * size),
                         shifted(room.biases, i * KEYS * size),
                         plan,
                         given,
-                        slopes[head],
+                        call.slopes[head],
+                        lift_at(room.lifts, row),
+                        lift_at(room.lifts, row + 2 * layout.BLOCK),
                         seen.first[row] - key,
                         seen.end[row] - key,
                         seen.position[row] - key,
-                        shifted(state.largest, row * size),
-                        shifted(state.total, row * size),
-                        shifted(room.factors, i * size),
                     )
+                take_step(state, first_row, present, found, room.lifts, against, factors)
+                for i in range(present):
+                    row = first_row + i
+                    scores, weights = shifted(room.biases, i * KEYS * size), shifted(room.scores, i * KEYS * size)
+                    lift, rescue, shrink = lift_at(room.lifts, row), plan[layout.RESCUE], given[layout.SHRINK]
+                    more = weights_of(scores, against[i], lift, rescue, shrink, weights)
+                    state.total[row] = _math.grown(state.total[row], more, factors[i])
                 outputs = shifted(state.outputs, first_row * width * size)
                 if v_in_place and alike:
                     values, value_stride = usable(value_rows, room.values), v.strides[2] // v.itemsize
@@ -297,50 +219,22 @@ def attend(dtype, cached):
                         value_size,
                         outputs,
                         width,
-                        room.factors,
+                        factors,
                         ahead,
                         ahead_stride,
                     )
                 else:
-                    add_allowed_values(room.scores, room.biases, room.values, first, end, outputs, width, room.factors, present)
+                    add_allowed_values(room.scores, room.biases, room.values, first, end, outputs, width, factors, present)
 
     @inlined
-    def finish(block, group, n, state, out, lse):
-        """Means of values, and the logarithms of the sums."""
-        value_size = out.shape[3]
-        width = padded(value_size)
-        for i in range(block.count):
-            row = block.start + i
-            head = block.head * group + row // n
-            total, largest = state.total[i], state.largest[i]
-            inverse = select(total == numbers.zero, numbers.zero, numbers.one / total)
-            place = block.b * out.strides[0] + head * out.strides[1] + (row % n) * out.strides[2]
-            target, source = shifted(pointer_to(out), place), i * width
-            if out.strides[3] == out.itemsize:
-                j = 0
-                while j + LANES <= value_size:
-                    store(target, j, load(state.outputs, source + j) * inverse)
-                    j += LANES
-                if j < value_size:
-                    store_first(target, j, value_size - j, load(state.outputs, source + j) * inverse)
-            else:
-                for j in range(value_size):
-                    put(shifted(target, j * out.strides[3]), state.outputs[source + j] * inverse)
-            log = numbers.nothing
-            if total != numbers.zero:
-                log = _math.log_sum(_math.Weights(largest, total), numbers)
-            place = block.b * lse.strides[0] + head * lse.strides[1] + (row % n) * lse.strides[2]
-            put(shifted(pointer_to(lse), place), log)
-
-    @inlined
-    def begin(block, group, n, state, rows, width, sinks, plan, segment):
+    def begin(call, block, group, lifts, state, rows, width, segment):
         """The state before a segment: before the first, a sink counts as a score that brings no value."""
         clear(state, rows, width)
-        if plan[layout.HAS_SINKS] and segment == 0:
+        if call.plan[layout.HAS_SINKS] and segment == 0:
             for i in range(block.count):
-                sink = sinks[block.head * group + (block.start + i) // n]
+                sink = call.sinks[block.head * group + (block.start + i) // call.q.shape[2]]
                 if sink != numbers.nothing:
-                    state.largest[i], state.total[i] = sink, numbers.one
+                    state.largest[i], state.total[i] = _math.lowered(sink, lift_at(lifts, i), numbers), numbers.one
 
     def kernel(q, k, v, mask, starts, lengths, slopes, sinks, plan, given, places, tasks, scratch, integers, parts, out, lse):
         n, heads_of_keys = q.shape[2], k.shape[1]
@@ -358,8 +252,10 @@ def attend(dtype, cached):
             shifted(base, places[6] * size),
             shifted(base, places[7] * size),
             shifted(base, places[8] * size),
-            places[9],
+            shifted(base, places[9] * size),
+            places[10],
         )
+        call = Call(q, k, v, mask, slopes, sinks, plan, given)
         rows, blocks, segments, step = plan[layout.ROWS], plan[layout.BLOCKS], plan[layout.SEGMENTS], plan[layout.STEP]
         part_size = layout.state_size(rows, v.shape[3])
         ints = pointer_to(integers)
@@ -377,29 +273,33 @@ def attend(dtype, cached):
             own = padded(block.count, ROWS)
             state, more = state_at(room.outputs, rows, width), state_at(room.more, rows, width)
             part = shifted(pointer_to(parts), task * segments * part_size * size)
+            if plan[layout.RESCUE] and not some_left_the_range(block, group, n, lse):
+                continue
             if step != JOIN:
                 look_around(block, n, starts, lengths, plan, seen, own)
-                read_queries(q, block, group, plan, given, room.queries, own)
+                read_queries(call, block, group, room.queries, room.lifts, own)
                 target = state
                 if step == PART:
                     target = state_at(shifted(part, segment * part_size * size), rows, width)
-                begin(block, group, n, target, rows, width, sinks, plan, segment)
+                begin(call, block, group, room.lifts, target, rows, width, segment)
                 last = segments if step != PART else segment + 1
                 while segment < last:
-                    attend_segment(q, k, v, mask, slopes, block, group, plan, given, seen, own, room, target, segment)
+                    attend_segment(call, block, group, seen, own, room, target, segment)
                     if segment > 0 and step != PART:
-                        join(state, target, block.count, width)
+                        join(state, target, room.lifts, block.count, width)
                     segment += 1
                     if segment < last:
                         target = more
                         clear(target, rows, width)
             else:
                 state = state_at(part, rows, width)
+                for i in range(2 * layout.BLOCK):
+                    room.lifts[i] = numbers.one
                 for later in range(1, segments):
                     other = state_at(shifted(part, later * part_size * size), rows, width)
-                    join(state, other, block.count, width)
+                    join(state, other, room.lifts, block.count, width)
             if step != PART:
-                finish(block, group, n, state, out, lse)
+                finish(call, block, group, state, room.lifts, out, lse)
 
     array = f"{computed}[:]"
     return Source(

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .._compile import Scratch, kernel
-from .._vocabulary import COMPUTED, name_of
+from .._vocabulary import COMPUTED, EXPONENTIALS, name_of
 from . import attention_layout as layout
 from .norms import as_stored, both_eps
 from .threads import get_num_threads, share
@@ -47,7 +47,7 @@ def _attend(q, k, v, options, out, lse):
     part_size = layout.state_size(rows, value_size)
     apart = segments > 1 and tasks < 4 * get_num_threads() and tasks * segments * part_size * computed.itemsize <= PARTS
 
-    plan = [rows, blocks, segments, layout.WHOLE, *_plan(options)]
+    plan = [rows, blocks, segments, layout.WHOLE, False, *_plan(options)]
     places = _places(rows, head_size, value_size, segments)
     parts = np.empty(tasks * segments * part_size if apart else 1, computed)
     scratch = [Scratch(int(places[-1]), computed), Scratch(3 * rows, np.int64)]
@@ -58,7 +58,7 @@ def _attend(q, k, v, options, out, lse):
     def take(step, n, keys):
         """All tasks of a step, the last block of queries first: where a mask is causal, it has most to do."""
         plan[layout.STEP] = step
-        numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed)
+        numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed, plan[layout.RESCUE])
         given = np.array(plan, np.int64), numbers, places, np.arange(n - 1, -1, -1)
         each = rows * keys * (head_size + value_size)
         work = run.over("t", *arrays, *given, *scratch, parts, out, lse)
@@ -68,6 +68,9 @@ def _attend(q, k, v, options, out, lse):
         take(layout.PART, tasks * segments, layout.SEGMENT)
         take(layout.JOIN, tasks, segments)
     else:
+        take(layout.WHOLE, tasks, n_keys)
+    if np.isnan(lse).any():  # rows that left the range, or have no number to give
+        plan[layout.RESCUE] = True
         take(layout.WHOLE, tasks, n_keys)
 
 
@@ -97,11 +100,16 @@ def _plan(options):
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(scale, softcap, qk_norm, eps, computed):
-    """What the kernel takes as `given`. The scale is a power of two, for the queries, times the rest of it, for the scores."""
+def _numbers(scale, softcap, qk_norm, eps, computed, rescue):
+    """What the kernel takes as `given`. The scale is a power of two, for the queries, times the rest of it, for the scores.
+
+    Where rows are rescued, weights are so much smaller that no sum over up to 2**40 keys overflows, and infinity is a score.
+    """
     fraction, exponent = math.frexp(scale)
-    exponent = min(max(exponent - 1, -100), 100) if fraction and math.isfinite(fraction) else 0
-    power = 2.0**exponent
+    limit = int(EXPONENTIALS[computed.name].sharpest)
+    power = 2.0 ** min(max(exponent - 1, -limit), limit) if fraction and math.isfinite(fraction) else 1.0
     both = both_eps("unit_norm" if qk_norm == "unit" else "rms_norm", computed, eps)
+    guard, shrink = (np.finfo(computed).tiny, 2.0**-40) if rescue else (0.0, 1.0)
     with np.errstate(all="ignore"):
-        return np.array([power, scale / power, softcap or 0.0, *both], computed)
+        rest = np.clip(scale / power, -2, 2)  # more is no sharper in this dtype
+        return np.array([power, rest, softcap or 0.0, *both, guard, shrink], computed)

@@ -3,7 +3,7 @@
 Free of numba, like `layout`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KEYS = 64  # of a tile: the lanes of a register
 SEGMENT = 1024  # keys, in whole tiles: segments are joined in order, by one thread or after several
@@ -21,8 +21,38 @@ NORMS = {None: NO_NORM, "rms": RMS, "unit": UNIT}
 UNBOUNDED = 1 << 62  # keys to the left or right
 
 # Where the integers of a call stand in `plan`, and its other numbers in `numbers`.
-ROWS, BLOCKS, SEGMENTS, STEP, LEFT, RIGHT, MASK, NORM, HAS_CAP, HAS_SLOPES, HAS_SINKS = range(11)
-POWER, SCALE, CAP, EPS, LIFTED_EPS = range(5)
+ROWS, BLOCKS, SEGMENTS, STEP, RESCUE, LEFT, RIGHT, MASK, NORM, HAS_CAP, HAS_SLOPES, HAS_SINKS = range(12)
+POWER, SCALE, CAP, EPS, LIFTED_EPS, GUARD, SHRINK = range(7)
+
+
+class Call(NamedTuple):
+    """What all tasks of a call share."""
+
+    q: Any
+    k: Any
+    v: Any
+    mask: Any
+    slopes: Any
+    sinks: Any
+    plan: Any
+    given: Any
+
+
+class Seen(NamedTuple):
+    """Of rows of queries: the first key that each may see, the end of the last, and where the query stands."""
+
+    first: Any
+    end: Any
+    position: Any
+
+
+class Block(NamedTuple):
+    """Which rows of queries a task is about: `count` of them from `start` on, in batch element `b`, of key head `head`."""
+
+    b: Any
+    head: Any
+    start: Any
+    count: Any
 
 
 class Room(NamedTuple):
@@ -34,7 +64,8 @@ class Room(NamedTuple):
     values: int  # 64 x head size of values, padded
     scores: int  # 6 x 64
     biases: int  # 6 x 64
-    factors: int  # 6
+    steps: int  # a few rows' largest scores, what scores are compared with, factors
+    lifts: int  # of scores: the first for each row, the second; then of what is capped
     outputs: int  # a state: rows x head size of values, padded, then the rows' largest scores and totals
     more: int  # another, of a segment
     size: int
@@ -59,7 +90,8 @@ def room_of(rows, head_size, value_size, segments):
         KEYS * padded(value_size),
         6 * KEYS,
         6 * KEYS,
-        KEYS,
+        3 * KEYS,
+        4 * BLOCK,
         state_size(rows, value_size),
         state_size(rows, value_size) if segments > 1 else 0,
     ]

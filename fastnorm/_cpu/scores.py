@@ -78,28 +78,35 @@ def scoring(computed):
             keys = shifted(keys, some * key_stride)
 
     @inlined
-    def next_weights(scores, biases, plan, given, slope, first, end, position, largest, total, factor):
-        """From products of one query to weights, in place; its largest score, total and factor follow.
+    def scores_of(products, biases, plan, given, slope, lift, before, first, end, position):
+        """The scores of one query, in place of its biases: minus infinity for keys not allowed. Returns the largest.
 
-        In `biases` stays what the scores were: minus infinity for keys that are not allowed.
+        `before` is the lift before the soft cap, which leaves nothing to lift.
         """
-        values = load(scores, 0) * given[layout.SCALE]
+        values = _math.scaled(load(products, 0), given[layout.SCALE], given[layout.GUARD])
         if plan[layout.HAS_CAP]:
-            values = _math.capped(values, given[layout.CAP], numbers)
+            values = _math.capped(_math.lifted(values, before), given[layout.CAP], numbers)
         if plan[layout.HAS_SLOPES]:
             here, keys = as_number(position, numbers.zero), lane_numbers(numbers.zero)
-            values = _math.with_distance(values, slope, here, keys)
+            values = _math.with_distance(values, _math.lowered(slope, lift, numbers), here, keys)
         if plan[layout.MASK] != NO_MASK:
-            values = _math.with_bias(values, load(biases, 0), numbers)
+            values = _math.with_bias(values, _math.lowered(load(biases, 0), lift, numbers), numbers)
         if first > 0 or end < KEYS:
             values = select(first_lanes(max(end, 0)), values, numbers.nothing)
             values = select(first_lanes(max(first, 0)), numbers.nothing, values)
         store(biases, 0, values)
-        step = _math.next_step(largest[0], largest_lane(values), numbers)
-        weights = _math.weight_of(values, step.against, numbers)
-        store(scores, 0, weights)
-        largest[0] = step.largest
-        total[0] = _math.grown(total[0], sum_lanes(weights), step)
-        factor[0] = step.factor
+        return largest_lane(values)
 
-    return dots, products, next_weights
+    @inlined
+    def weights_of(scores, against, lift, rescue, shrink, weights):
+        """The weights of one query's scores. Returns their sum."""
+        distances = load(scores, 0) - against
+        if rescue:
+            values = _math.exponential(_math.lifted(distances, lift), numbers)
+            store(weights, 0, values * shrink)
+        else:
+            values = _math.exponential(distances, numbers)
+            store(weights, 0, values)
+        return sum_lanes(values)
+
+    return dots, products, scores_of, weights_of
