@@ -6,7 +6,6 @@ from numpy.lib.stride_tricks import as_strided
 from .._compile import kernel
 from .layout import merged
 from .norms import PARALLEL, PLAIN, TASK, as_stored, streaming_of
-
 from .threads import get_num_threads, share
 
 PLANES = 2  # heads of a task: a multiple, since the kernel takes two at a time
