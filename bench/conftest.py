@@ -39,7 +39,7 @@ def job(case):
 def contender(job, name):
     """Somebody whose result has been checked."""
     try:
-        one = peers.contender(name, job)
+        one = measure.contender(name, job)
     except peers.Absent as reason:
         pytest.skip(f"{name}: {reason}")
     measure.check(name, one, job)

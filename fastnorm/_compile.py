@@ -147,8 +147,19 @@ class Kernel:
         return run
 
 
-def _address(array):
+def _address_asked(array):
     return array.__array_interface__["data"][0]
+
+
+def _address_read(array):
+    return _pointer_at(id(array) + _HEAD).value or 0
+
+
+# NumPy's arrays begin, after what all Python objects begin with, with the address of their data, by its stable C interface.
+# Asking for it takes 1.1 us, a tenth of a small call; reading it 0.14.
+_pointer_at, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
+_example = np.empty(1)
+_address = _address_read if _address_read(_example) == _address_asked(_example) else _address_asked
 
 
 def kernel(maker, *parameters):

@@ -3,10 +3,10 @@
 import numpy as np
 
 from ._arguments import deliver
-from ._softmax_arguments import logsumexp_arguments, softmax_arguments
+from ._softmax_arguments import ONE, logsumexp_arguments, small_softmax, softmax_arguments
 
 
-def softmax(x, *, axis=-1, scale=1.0, out=None):
+def softmax(x, *, axis=-1, scale=ONE, out=None):
     """Turn each row of scores into probabilities.
 
     ``y = exp(scale * x) / sum(exp(scale * x))``, where a row is what lies along `axis`.
@@ -59,12 +59,15 @@ def softmax(x, *, axis=-1, scale=1.0, out=None):
     array([[0.5, 0.5],
            [1. , 0. ]])
     """
+    y = small_softmax("softmax", x, axis, scale, out)
+    if y is not None:
+        return y
     function, x, scale, target, out = softmax_arguments("softmax", x, axis, scale, out)
     function(x, scale, target)
     return out if out is target else deliver(out)
 
 
-def log_softmax(x, *, axis=-1, scale=1.0, out=None):
+def log_softmax(x, *, axis=-1, scale=ONE, out=None):
     """Turn each row of scores into logarithms of probabilities.
 
     ``y = scale * x - log(sum(exp(scale * x)))``, where a row is what lies along `axis`.
@@ -111,6 +114,9 @@ def log_softmax(x, *, axis=-1, scale=1.0, out=None):
     >>> fastnorm.log_softmax(np.array([0.0, -1000.0]))
     array([    0., -1000.])
     """
+    y = small_softmax("log_softmax", x, axis, scale, out)
+    if y is not None:
+        return y
     function, x, scale, target, out = softmax_arguments("log_softmax", x, axis, scale, out)
     function(x, scale, target)
     return out if out is target else deliver(out)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tracemalloc
 
-import attention_oracles as oracles
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from test_memory import guarded as guarded
 
 import fastnorm
+from fastnorm._bench import attention_oracles as oracles
 from fastnorm._compile import IS_X86
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}

@@ -131,7 +131,7 @@ def test_what_an_earlier_contender_left_behind_does_not_count(job):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 100), (1000, 300)])
 def test_copies_copy(name, shape):
     job = measure.prepare(SMALL._replace(shape=shape), threads=2)
-    measure.check(name, peers.contender(name, job), job)
+    measure.check(name, measure.contender(name, job), job)
 
 
 @pytest.mark.parametrize("start", range(17))
@@ -158,7 +158,7 @@ def test_peers_are_right_or_absent(name, function):
     for dtype in ("float32", "float64", "float16", "bfloat16"):
         job = measure.prepare(CASE_OF[function]._replace(dtype=dtype), threads=1)
         try:
-            one = peers.contender(name, job)
+            one = measure.contender(name, job)
         except Absent:
             assert name not in ("numpy", *peers.COPIES)
             continue
@@ -173,7 +173,7 @@ def test_peers_are_right_or_absent(name, function):
 def test_a_wrong_number_is_found_in_every_function(function, dtype):
     """In y, in h, in the last group or row, by little more than is allowed."""
     job = measure.prepare(CASE_OF[function]._replace(dtype=dtype), threads=1)
-    right = peers.contender("fastnorm", job)
+    right = measure.contender("fastnorm", job)
     results = right.call()
     results = [y.copy() for y in (results if isinstance(results, tuple) else (results,))]
     measure.check("right", right._replace(call=lambda: tuple(results)), job)

@@ -1,6 +1,5 @@
 """RoPE and its tables."""
 
-import attention_oracles as oracles
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from test_memory import guarded as guarded
 
 import fastnorm
+from fastnorm._bench import attention_oracles as oracles
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 import fastnorm
 
-from . import oracles
-from .peers import COPIES, EPS, EXACT, PEERS, Absent, Job, contender, has_gpu
+from . import attention, oracles
+from .peers import CONTENDERS, COPIES, EPS, EXACT, PEERS, Absent, Job, has_gpu
 from .processes import busy_core, start_times
 from .realdata import embeddings
 
@@ -101,9 +101,18 @@ def measure_start(start, size):
     return Result(start, {"fastnorm": start_times(start, size)}, {})
 
 
+def contender(name, job):
+    """The contender of this name, ready to be called; `Absent` if there is none."""
+    makers = attention.CONTENDERS if job.case.function in attention.FUNCTIONS else CONTENDERS
+    try:
+        return makers[name](job)
+    except ImportError as error:
+        raise Absent(f"{(error.name or str(error)).partition('.')[0]} is not installed") from None
+
+
 def line_up(case, peers):
     """The names of all who take part in a case, this library first."""
-    names = ["fastnorm", *(COPIES if case.out else ()), *(p for p in peers if case.peers)]
+    names = ["fastnorm", *(COPIES if case.out and case.function != "attention" else ()), *(p for p in peers if case.peers)]
     names += [t.against for t in case.targets if t.against != "copy" and t.against not in PEERS]
     return [*names, "gpu"] if case.out and case.peers and has_gpu() else names
 
@@ -116,6 +125,8 @@ def prepare(case, threads):
     def normal(shape):
         return generator.standard_normal(shape, np.float32).astype(dtype)
 
+    if case.function in attention.FUNCTIONS:
+        return attention.prepare(case, threads, normal)
     x = embeddings() if case.data else normal(case.shape)
     n = x.shape[case.axis]
     weights = [(1 + 0.1 * generator.standard_normal(n, np.float32)).astype(dtype) for _ in range(WEIGHTS[case.function])]
@@ -186,6 +197,11 @@ def check(name, one, job):
         out.fill(np.nan)  # so that nothing counts that somebody else has left there
     with fastnorm.set_num_threads(one.threads or job.threads):
         results = one.read(one.call())
+    if job.case.function in attention.FUNCTIONS:
+        error, allowed = attention.error_of(np.asarray(results), one, job)
+        if not error <= allowed:
+            raise WrongResult(f"{name}: {job.case.title}: off by {error:.3g} roundings of the largest, allowed are {allowed}")
+        return
     results = results if isinstance(results, tuple) else (results,)
     axis = job.case.axis if not job.case.groups else -1  # the rows of a group norm are images
     results, inputs = ([np.moveaxis(np.asarray(a), axis, -1) for a in arrays] for arrays in (results, job.inputs))

@@ -61,17 +61,9 @@ class Absent(Exception):  # noqa: N818 - no error: a library that cannot do the 
     """Why a contender does not take part."""
 
 
-def contender(name, job):
-    """The contender of this name, ready to be called; `Absent` if there is none."""
-    try:
-        return CONTENDERS[name](job)
-    except ImportError as error:
-        raise Absent(f"{(error.name or str(error)).partition('.')[0]} is not installed") from None
-
-
 def versions():
     """Versions of the peers' libraries; None where one is not installed."""
-    return {name: _version(name) for name in ("numpy", "onnxruntime", "torch", "scikit-learn")}
+    return {name: _version(name) for name in ("numpy", "onnxruntime", "torch", "scikit-learn", "scipy")}
 
 
 def _version(distribution):
@@ -249,7 +241,7 @@ def _element_type(array):
 def _model(job):
     from onnx import helper
 
-    epsilon = {"epsilon": EPS[job.case.function]}
+    epsilon = {"epsilon": EPS.get(job.case.function)}
     stash = 11 if job.x.dtype == np.float64 else 1  # what it computes in: float64, or float32
     # "Simplified" and "Skip" are onnxruntime's own; the standard's RMSNormalization is younger and takes the same time.
     operator, domain, attributes = {
@@ -258,6 +250,7 @@ def _model(job):
         "unit_norm": ("LpNormalization", "", {"axis": -1, "p": 2}),
         "group_norm": ("GroupNormalization", "", {"num_groups": job.case.groups, "stash_type": stash, **epsilon}),
         "add_rms_norm": ("SkipSimplifiedLayerNormalization", "com.microsoft", epsilon),
+        "softmax": ("Softmax", "", {"axis": -1}),
         "add_layer_norm": ("SkipLayerNormalization", "com.microsoft", epsilon),
     }[job.case.function]
     names, outputs = _names(job), ["y", "", "", "h"] if domain else ["y"]
@@ -278,11 +271,11 @@ def _torch(job):
     _last_axis_only(job)
     x, *weights = _tensors(job)
     if job.case.function == "rms_norm" and hasattr(F, "rms_norm"):
-        return Contender(functools.partial(F.rms_norm, x, x.shape[-1:], *weights, EPS["rms_norm"]), _from_torch)
+        return Contender(functools.partial(F.rms_norm, x, x.shape[-1:], *weights, EPS["rms_norm"]), tensor_as_array)
     if job.case.function == "unit_norm":
-        return Contender(functools.partial(F.normalize, x, dim=-1), _from_torch)
+        return Contender(functools.partial(F.normalize, x, dim=-1), tensor_as_array)
     if job.case.function == "group_norm":
-        return Contender(functools.partial(F.group_norm, x, job.case.groups, *weights, eps=EPS["group_norm"]), _from_torch)
+        return Contender(functools.partial(F.group_norm, x, job.case.groups, *weights, eps=EPS["group_norm"]), tensor_as_array)
     raise Absent("has no such function")
 
 
@@ -295,7 +288,7 @@ def _torch_layer_norm(job):
         raise Absent("is another kind of work")
     x, *weights = _tensors(job)
     run = functools.partial(F.layer_norm, x, x.shape[-1:], *weights, eps=EPS["layer_norm"])
-    return Contender(run, _from_torch, oracle="layer_norm")
+    return Contender(run, tensor_as_array, oracle="layer_norm")
 
 
 def _tensors(job):
@@ -304,13 +297,20 @@ def _tensors(job):
     # Small work goes to one thread, which serves torch better: its `layer_norm` of 8 x 40 takes 6 us on one, and between 6 us
     # and 12 ms on two, whenever a neighbour has the core that its barrier waits for.
     torch.set_num_threads(job.threads if job.x.size > TORCH_SMALL else 1)
-    arrays = [job.x, *job.weights]
-    if job.x.dtype.name == "bfloat16":  # of which torch knows only its own
-        return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in arrays]
-    return [torch.from_numpy(array) for array in arrays]
+    return [tensor(array) for array in (job.x, *job.weights)]
 
 
-def _from_torch(tensor):
+def tensor(array):
+    """The same memory for torch, which knows only a bfloat16 of its own."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def tensor_as_array(tensor):
+    """And back."""
     import torch
 
     if tensor.dtype == torch.bfloat16:

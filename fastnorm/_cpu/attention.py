@@ -16,7 +16,8 @@ from . import attention_layout as layout
 from .norms import as_stored, both_eps
 from .threads import get_num_threads, share
 
-TASK = 1e7  # products that a piece of work should have at least: 200 us
+TASK = 1e7  # products that a piece of work should have at least: 100 to 200 us
+READING = 24  # products that take as long as reading one number from memory
 PARTS = 1 << 25  # bytes that parts may take
 
 
@@ -60,9 +61,9 @@ def _attend(q, k, v, options, out, lse):
         plan[layout.STEP] = step
         numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed, plan[layout.RESCUE])
         given = np.array(plan, np.int64), numbers, places, np.arange(n - 1, -1, -1)
-        each = rows * keys * (head_size + value_size)
+        each = max(min(rows, group * n_queries), READING) * keys * (head_size + value_size)
         work = run.over("t", *arrays, *given, *scratch, parts, out, lse)
-        share(work, n, max(1, min(int(TASK / max(1, each)), -(-n // (4 * get_num_threads())))))
+        share(work, n, max(1, int(TASK / max(1, each))))
 
     if apart:
         take(layout.PART, tasks * segments, layout.SEGMENT)

@@ -101,10 +101,10 @@ def as_neighbours(parameters):
     return [p if p.strides[0] in (0, p.itemsize) else np.ascontiguousarray(p) for p in parameters]
 
 
-def step_of(x):
+def step_of(x, least=PARALLEL):
     """Items of the first axis a task: about eight tasks a thread, within the sizes that make sense."""
     each = x.size // len(x)
-    best = min(max(PARALLEL, x.size // (8 * get_num_threads())), TASK)
+    best = min(max(least, x.size // (8 * get_num_threads())), TASK)
     return max(1, best // each)
 
 

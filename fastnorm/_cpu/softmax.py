@@ -1,5 +1,7 @@
 """Schedules of softmax, its logarithm, and the logarithm of its sum; as `norms` for the norms."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .._compile import Scratch, kernel
@@ -8,6 +10,25 @@ from .._vocabulary import COMPUTED
 from .layout import KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, TREE, planes, row_count, slab_width, tasks
 from .norms import ENDLESS, LONG, PLAIN, TASK, as_stored, step_of, streaming_of
 from .threads import get_num_threads, share
+
+PARALLEL = 1 << 17  # elements a task should have at least: an exponential takes four times as long as the rest of a norm
+
+
+class SmallPlan(NamedTuple):
+    """What a small call needs besides its arrays: ``ufunc(x, given, flags, kept, out)``, of matrices."""
+
+    ufunc: np.ufunc
+    given: np.ndarray
+    flags: np.ndarray
+    stored: np.dtype  # as which the kernel takes x and out
+
+
+def small_plan(function, dtype):
+    """The plan for all small calls of `softmax` or `log_softmax` with a scale of 1."""
+    stored = as_stored(np.empty(0, dtype)).dtype
+    what = PROBABILITY if function == "softmax" else LOGARITHM
+    ufunc = kernel("fastnorm._cpu.softmax_kernels:rows", stored.name).ufunc
+    return SmallPlan(ufunc, _given(1.0, stored), np.array([False, what], np.int64), stored)
 
 
 def softmax(x, scale, out):
@@ -38,7 +59,7 @@ def _sums(x, out):
         x = x.reshape(-1, x.shape[-1])
         run = kernel("fastnorm._cpu.softmax_kernels:sums", x.dtype.name)
         given = _given(1.0, x.dtype)
-        share(run.over("r", x, given, _kept(x.shape[1], given), out.reshape(-1)), len(x), step_of(x))
+        share(run.over("r", x, given, _kept(x.shape[1], given), out.reshape(-1)), len(x), step_of(x, PARALLEL))
 
 
 def _each(x, scale, what, out):
@@ -61,7 +82,7 @@ def _each(x, scale, what, out):
         (x, out), dimension = tasks(view)
         run = kernel("fastnorm._cpu.softmax_kernels:rows", x.dtype.name)
         run = run.over(dimension, x, given, np.array([streaming, what], np.int64), _kept(x.shape[-1], given), out)
-        share(run, len(x), step_of(x))
+        share(run, len(x), step_of(x, PARALLEL))
 
 
 def _given(scale, stored):

@@ -1,4 +1,4 @@
-"""The norms, the copies and other libraries under pytest-benchmark: a group a case.
+"""The library, copies and other libraries under pytest-benchmark: a group a case.
 
 ``fastnorm bench`` is the one to quote: it times everybody in turn, so that a machine that drifts does not favour anybody.
 pytest-benchmark finishes with one before it goes on to the next; its strength is to compare with earlier runs
@@ -11,7 +11,7 @@ from fastnorm._bench.measure import settle
 from fastnorm._bench.processes import busy_core
 
 
-def bench_norm(benchmark, case, name, job, contender):
+def bench_case(benchmark, case, name, job, contender):
     """One call, its result checked before."""
     benchmark.group = f"row {case.row}: {case.title}"
     benchmark.name = name
