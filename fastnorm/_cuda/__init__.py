@@ -3,4 +3,4 @@
 from .norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm, unit_norm
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm", "unit_norm"]
-DTYPES = ("float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -62,6 +62,37 @@ _define(words.sqrt, 1, _function("llvm.sqrt.f32", "llvm.sqrt.f64"))
 _define(words.magnitude, 1, _function("__nv_fabsf", "__nv_fabs"))  # NVVM has no llvm.fabs
 _define(words.minimum, 2, _smaller("<"))
 _define(words.maximum, 2, _smaller(">"))
+_define(words.logarithm, 1, _function("__nv_logf", "__nv_log"))
+
+
+def _two_to(builder, shifted):
+    """Move the lowest bits up to where the exponent is."""
+    single = shifted.type == ir.FloatType()
+    integer, digits, bias = (ir.IntType(32), 23, 127) if single else (ir.IntType(64), 52, 1023)
+    exponent = builder.add(builder.bitcast(shifted, integer), integer(bias))
+    return builder.bitcast(builder.shl(exponent, integer(digits)), shifted.type)
+
+
+_define(words.two_to, 1, _two_to)
+
+
+@type_callable(words.polynomial)
+def _type_polynomial(context):
+    def typer(x, coefficients):
+        return x if isinstance(coefficients, types.UniTuple) and coefficients.dtype == x else None
+
+    return typer
+
+
+@lower_builtin(words.polynomial, types.Float, types.UniTuple)
+def _lower_polynomial(context, builder, signature, args):
+    x, coefficients = args
+    values = [builder.extract_value(coefficients, i) for i in range(signature.args[1].count)]
+    fma = _function("llvm.fma.f32", "llvm.fma.f64")
+    result = values.pop()
+    while values:
+        result = fma(builder, result, x, values.pop())
+    return result
 
 
 @type_callable(words.select)
@@ -96,16 +127,71 @@ def shifted(typing, pointer, distance):
     return pointer(pointer, types.int64), codegen
 
 
+COMPUTED = {types.int16: types.float32, types.uint16: types.float32, types.float32: types.float32, types.float64: types.float64}
+_I16, _I32 = ir.IntType(16), ir.IntType(32)
+
+
+def _widen(builder, dtype, raw):
+    """What was loaded from a pointer to `dtype`, in the dtype of the computation; 16-bit floats as in `_cpu/half.py`."""
+    if dtype == types.int16:
+        return builder.fpext(builder.bitcast(raw, ir.HalfType()), ir.FloatType())
+    if dtype == types.uint16:
+        return builder.bitcast(builder.shl(builder.zext(raw, _I32), _I32(16)), ir.FloatType())
+    return raw
+
+
+def _narrow(builder, dtype, value):
+    """A number as a pointer to `dtype` takes it, rounded to nearest."""
+    if dtype == types.int16:
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _I16)
+    if dtype == types.uint16:
+        bits = builder.bitcast(value, _I32)
+        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+        rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
+        quiet = builder.or_(bits, _I32(0x400000))  # a NaN must not be rounded up to infinity
+        chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+        return builder.trunc(builder.lshr(chosen, _I32(16)), _I16)
+    return value
+
+
+@intrinsic
+def get(typing, pointer, index):
+    """An element, in the dtype of the computation."""
+
+    def codegen(context, builder, signature, args):
+        return _widen(builder, pointer.dtype, builder.load(builder.gep(args[0], [args[1]])))
+
+    return COMPUTED[pointer.dtype](pointer, types.int64), codegen
+
+
+@intrinsic
+def put(typing, pointer, index, value):
+    """Store an element."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(_narrow(builder, pointer.dtype, args[2]), builder.gep(args[0], [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, COMPUTED[pointer.dtype]), codegen
+
+
 @intrinsic
 def load_wide(typing, pointer, index, registers, place):
-    """``registers[place : place + 4] = pointer[index : index + 4]`` in one load (two elements of float64).
+    """``registers[place : place + 4] = pointer[index : index + 4]`` in one load: two elements of float64, eight of 16 bits.
 
     The address must be a multiple of 16: the instruction takes it for one, and ends the context if it is none.
     """
 
     def codegen(context, builder, signature, args):
-        source, target = _wide(builder, args[0], args[1]), _wide(builder, _data(context, builder, signature, args), args[3])
-        builder.store(builder.load(source, align=LOAD), target, align=_alignment(pointer))
+        vector = _wide(pointer)
+        raw = builder.load(builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer()), align=LOAD)
+        target = builder.gep(_data(context, builder, signature, args), [args[3]])
+        if COMPUTED[pointer.dtype] == pointer.dtype:
+            builder.store(raw, builder.bitcast(target, vector.as_pointer()), align=_alignment(pointer))
+        else:
+            for i in range(vector.count):
+                value = _widen(builder, pointer.dtype, builder.extract_element(raw, _I32(i)))
+                builder.store(value, builder.gep(target, [_I32(i)]))
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, registers, types.int64), codegen
@@ -116,17 +202,37 @@ def store_wide(typing, pointer, index, registers, place):
     """``pointer[index : index + 4] = registers[place : place + 4]`` in one store; see `load_wide`."""
 
     def codegen(context, builder, signature, args):
-        target, source = _wide(builder, args[0], args[1]), _wide(builder, _data(context, builder, signature, args), args[3])
-        builder.store(builder.load(source, align=_alignment(pointer)), target, align=LOAD)
+        vector = _wide(pointer)
+        source = builder.gep(_data(context, builder, signature, args), [args[3]])
+        if COMPUTED[pointer.dtype] == pointer.dtype:
+            raw = builder.load(builder.bitcast(source, vector.as_pointer()), align=_alignment(pointer))
+        else:
+            raw = ir.Constant(vector, ir.Undefined)
+            for i in range(vector.count):
+                value = _narrow(builder, pointer.dtype, builder.load(builder.gep(source, [_I32(i)])))
+                raw = builder.insert_element(raw, value, _I32(i))
+        builder.store(raw, builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer()), align=LOAD)
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, registers, types.int64), codegen
 
 
-def _wide(builder, pointer, index):
-    """A pointer to all that one instruction moves, from element `index` on."""
-    vector = ir.VectorType(pointer.type.pointee, LOAD // (4 if pointer.type.pointee == ir.FloatType() else 8))
-    return builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+@intrinsic
+def rounded(typing, pointer, value):
+    """A number as it would come back from where `pointer` points."""
+
+    def codegen(context, builder, signature, args):
+        return _widen(builder, pointer.dtype, _narrow(builder, pointer.dtype, args[1]))
+
+    return value(pointer, value), codegen
+
+
+_STORED = {types.int16: _I16, types.uint16: _I16, **_FLOAT}
+
+
+def _wide(pointer):
+    """All that one instruction moves."""
+    return ir.VectorType(_STORED[pointer.dtype], LOAD * 8 // pointer.dtype.bitwidth)
 
 
 def _data(context, builder, signature, args):

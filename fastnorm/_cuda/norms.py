@@ -8,7 +8,7 @@ import numpy as np
 
 from .._math import NORMS
 from .._two_passes import apart
-from .._vocabulary import RANGES
+from .._vocabulary import COMPUTED, RANGES, STORED, name_of
 from . import launch
 
 ALIGNMENT = 16  # bytes of a 128-bit load
@@ -65,15 +65,15 @@ def _room(out, copies):
 def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     """A block a row; more rows than a grid can have take several launches."""
     x = arrays[0]
-    n, itemsize = math.prod(x.shape[-axes:]), x.itemsize
-    dtype, eps, lifted_eps = _constants(norm, eps, x.dtype)
+    n = math.prod(x.shape[-axes:])
+    dtype, computed, eps, lifted_eps = _constants(norm, eps, name_of(x.dtype))
     at, strides = [a.data.ptr for a in arrays], [row_stride(a, axes) for a in arrays]
     parameters_at = [0 if p is None else p.data.ptr for p in parameters]
-    threads = launch.block_size(n, itemsize)
-    unaligned = n * itemsize
+    threads = launch.block_size(n, computed.itemsize)
+    unaligned = n * x.itemsize
     for number in at + strides + ([] if shape else parameters_at):  # what channels need is loaded one by one
         unaligned |= number
-    whole = n * itemsize <= threads * launch.HELD
+    whole = n * computed.itemsize <= threads * launch.HELD
     run = launch.kernel("fastnorm._cuda.rows:" + maker, norm, dtype, not unaligned % ALIGNMENT, whole)
     weight_at, bias_at = (*parameters_at, 0)[:2]
     rows = x.size // n
@@ -110,6 +110,9 @@ def row_stride(array, axes=1):
 
 @functools.lru_cache(maxsize=256)
 def _constants(norm, eps, dtype):
-    """The dtype's name; `eps` as it is, and as a lifted row sees it: lifted before underflow can take it."""
+    """Names of the dtypes stored and computed; `eps` as it is, and as a lifted row sees it, before underflow can take it."""
+    stored = STORED[dtype]
+    computed = np.dtype(COMPUTED[stored])
     with np.errstate(all="ignore"):
-        return dtype.name, dtype.type(eps), dtype.type(NORMS[norm].lift_eps(np.float64(eps), RANGES[dtype.name]))
+        lifted = NORMS[norm].lift_eps(np.float64(eps), RANGES[computed.name])
+        return stored, computed, computed.type(eps), computed.type(lifted)

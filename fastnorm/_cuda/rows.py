@@ -10,29 +10,26 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import RANGES, magnitude, maximum
-from .block import LOAD, WARP, inlined, is_given, shifted
-from .launch import HELD, MOST_THREADS, Source
+from .._vocabulary import magnitude, maximum
+from .block import WARP, inlined, is_given, rounded, shifted
+from .launch import MOST_THREADS, Source
 from .sums import GUESSED, SHARED, guess, measure
-from .tiles import layout, moves, parameters
+from .tiles import kind_of, layout, moves, parameters
 
 
 def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
     """What the kernels of this file have in common, as a function.
 
     `aligned`: arrays, strides between rows and the length of a row are multiples of 16 bytes, and so is the address of a
-    weight or bias that is not `grouped`. `whole`: a block holds a row, ``n * itemsize <= HELD * blockDim.x``. `added`: rows
+    weight or bias that is not `grouped`. `whole`: a block holds a row, ``n <= held * blockDim.x``. `added`: rows
     are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels.
     """
     centred, biased, wary = _math.NORMS[norm].centred, _math.NORMS[norm].biased, _math.NORMS[norm].wary
     settle, apply_common, apply_any = _math.NORMS[norm].settle, _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
-    bounds = RANGES[dtype]
+    _, kind, _, bounds, _, width, held = kind_of(dtype)
     zero = bounds.zero
-    kind = getattr(types, dtype)
-    width = LOAD // zero.itemsize
-    held = HELD // zero.itemsize
     # Elements whose weights are loaded at once: as many as there are registers for, beside a tile, of the 64 a thread has.
-    part = width if grouped else held // (1 + biased) // (2 - whole)
+    part = width if grouped else max(width, held // (1 + biased) // (2 - whole))
     n_shared = SHARED if centred else WARP
     place, count = layout(dtype)
     load, load_tile, add_tile, store_tile = moves(dtype, aligned)
@@ -50,7 +47,7 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
                 room = cuda.local.array(width, kind)
                 load(residual, j, stop, zero, room, 0)
                 for i in range(width):
-                    tile[i] += room[i]
+                    tile[i] = rounded(residual, tile[i] + room[i])
 
     @inlined
     def all_light(weights):
@@ -128,7 +125,7 @@ def sum_rows(norm, dtype, aligned, whole):
 def groups(norm, dtype, aligned, whole):
     """Kernel: normalise groups of channels, the rows from number `first` on."""
     run = schedule(norm, dtype, aligned, whole, grouped=True)
-    size = RANGES[dtype].zero.itemsize
+    size = kind_of(dtype).bounds.zero.itemsize
 
     def kernel(x, x_stride, out, out_stride, weight, bias, eps, lifted_eps, n, first, n_groups, channels, inner):
         x, out = shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride)
@@ -142,7 +139,7 @@ def groups(norm, dtype, aligned, whole):
 
 def source(kernel, dtype):
     """A kernel with the types of its arguments, which their names tell."""
-    kind = getattr(types, dtype)
-    known = dict.fromkeys(("x", "residual", "out", "kept", "weight", "bias"), types.CPointer(kind))
-    known |= {"eps": kind, "lifted_eps": kind}
+    stored, computed = kind_of(dtype)[:2]
+    known = dict.fromkeys(("x", "residual", "out", "kept"), types.CPointer(stored))
+    known |= dict.fromkeys(("weight", "bias"), types.CPointer(computed)) | {"eps": computed, "lifted_eps": computed}
     return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), MOST_THREADS)

@@ -4,13 +4,11 @@ The order of summation depends on the length of a row alone.
 """
 
 from numba import cuda
-from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import RANGES, select
-from .block import ALL, CHAINS, LOAD, WARP, add_exactly, as_number, inlined, leave_for_block, sum_block, sum_warp
-from .launch import HELD
-from .tiles import layout, moves
+from .._vocabulary import select
+from .block import ALL, CHAINS, WARP, add_exactly, as_number, inlined, leave_for_block, sum_block, sum_warp
+from .tiles import kind_of, layout, moves
 
 GUESSED = 64  # elements whose mean is a row's shift: what the first warp holds in its first load
 TOTAL, SHIFT, SHARED = WARP, 2 * WARP, 2 * WARP + 1  # of a centred norm's shared memory, after the squares; and all of it
@@ -39,9 +37,8 @@ def _same(row, shift, bounds):
 
 def guess(dtype):
     """The function that guesses the shift of a row from its first 64 elements."""
-    bounds = RANGES[dtype]
+    _, _, _, bounds, _, width, _ = kind_of(dtype)
     zero, one = bounds.zero, bounds.one
-    width = LOAD // zero.itemsize
 
     @inlined
     def guess_shift(tile, n, shared):
@@ -68,7 +65,7 @@ def measure(norm, dtype, aligned, whole, added):
     if centred:
         statistics, is_off_centre, better_guess = _moments, _math.is_off_centre, _math.better_guess
     sum_row = row_sums(norm, dtype, aligned, whole, added)
-    bounds = RANGES[dtype]
+    bounds = kind_of(dtype).bounds
     zero, one = bounds.zero, bounds.one
 
     @inlined
@@ -109,12 +106,9 @@ def measure(norm, dtype, aligned, whole, added):
 def row_sums(norm, dtype, aligned, whole, added):
     """The function that sums a thread's share of a row."""
     centred = _math.NORMS[norm].centred
-    bounds = RANGES[dtype]
+    _, kind, _, bounds, _, width, held = kind_of(dtype)
     zero = bounds.zero
-    kind = getattr(types, dtype)
-    held = HELD // zero.itemsize
     chains = CHAINS // 2 if centred else CHAINS  # of each sum
-    width = LOAD // zero.itemsize
     place, count = layout(dtype)
     _, load_tile, add_tile, store_tile = moves(dtype, aligned)
 

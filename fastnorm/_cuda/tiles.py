@@ -3,19 +3,40 @@
 A load is 16 bytes of the row, whether they come at once or, unaligned, element by element: alignment shows in the clock alone.
 """
 
+from typing import Any, NamedTuple
+
 from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import RANGES
-from .block import LOAD, inlined, is_given, load_wide, place_of, quotient, shifted, store_wide
+from .._vocabulary import COMPUTED, RANGES, Range
+from .block import LOAD, get, inlined, is_given, load_wide, place_of, put, quotient, rounded, shifted, store_wide
 from .launch import HELD
+
+
+class Kind(NamedTuple):
+    """What there is to know of a dtype as it is stored, by its name in kernels."""
+
+    stored: Any  # numba's type
+    computed: Any  # that of the computation
+    name: str  # of that
+    bounds: Range
+    size: int  # bytes of an element
+    width: int  # elements of a load of 128 bits
+    held: int  # elements that a thread holds in registers
+
+
+def kind_of(dtype):
+    """The `Kind` of a dtype."""
+    name = COMPUTED[dtype]
+    stored, computed = getattr(types, dtype), getattr(types, name)
+    size = stored.bitwidth // 8
+    return Kind(stored, computed, name, RANGES[name], size, LOAD // size, HELD * 8 // computed.bitwidth)
 
 
 def layout(dtype):
     """Where elements lie within a tile, in 32 bits, as functions: ``place(k)``, ``count(start, n)``."""
-    width = LOAD // RANGES[dtype].zero.itemsize
-    held = HELD // RANGES[dtype].zero.itemsize
+    width, held = kind_of(dtype).width, kind_of(dtype).held
 
     @inlined
     def place(k):
@@ -32,10 +53,8 @@ def layout(dtype):
 
 def moves(dtype, aligned):
     """What moves elements, as functions: `load`, `load_tile`, `add_tile`, `store_tile`."""
-    zero = RANGES[dtype].zero
-    size = zero.itemsize
-    kind = getattr(types, dtype)
-    width, held = LOAD // size, HELD // size
+    _, kind, _, bounds, size, width, held = kind_of(dtype)
+    zero = bounds.zero
     place, count = layout(dtype)
 
     @inlined
@@ -49,7 +68,7 @@ def moves(dtype, aligned):
         else:
             for i in range(width):
                 if j + i < stop:
-                    tile[k + i] = x[j + i]
+                    tile[k + i] = get(x, j + i)
 
     @inlined
     def store(out, j, stop, tile, k):
@@ -59,7 +78,7 @@ def moves(dtype, aligned):
         else:
             for i in range(width):
                 if j + i < stop:
-                    out[j + i] = tile[k + i]
+                    put(out, j + i, tile[k + i])
 
     @inlined
     def load_tile(x, start, n, tile):
@@ -76,13 +95,13 @@ def moves(dtype, aligned):
 
     @inlined
     def add_tile(x, start, n, tile):
-        """Add to a tile, load by load."""
+        """Add to a tile, load by load, and round as the sum will be stored."""
         x, stop = shifted(x, start * size), count(start, n)
         room = cuda.local.array(width, kind)
         for k in range(0, held, width):
             load(x, place(k), stop, zero, room, 0)
             for i in range(width):
-                tile[k + i] += room[i]
+                tile[k + i] = rounded(x, tile[k + i] + room[i])
 
     return load, load_tile, add_tile, store_tile
 
@@ -90,12 +109,18 @@ def moves(dtype, aligned):
 def parameters(norm, dtype, aligned, whole, grouped):
     """The function that loads weight and bias: an element for each of a row, or if `grouped` for each of its channels."""
     biased = _math.NORMS[norm].biased
-    bounds = RANGES[dtype]
-    size = bounds.zero.itemsize
-    width = LOAD // size
+    _, _, computed, bounds, _, width, _ = kind_of(dtype)
+    size = bounds.zero.itemsize  # parameters are of the dtype of the computation
+    step = kind_of(computed).width
     integer = types.int32 if whole else types.int64
     place, count = layout(dtype)
-    load, _, _, _ = moves(dtype, aligned)
+    load_one, _, _, _ = moves(computed, aligned)
+
+    @inlined
+    def load(parameter, j, stop, absent, values, k):
+        """As many as elements come with one load."""
+        for i in range(0, width, step):
+            load_one(parameter, j + i, stop, absent, values, k + i)
 
     @inlined
     def load_channels(weight, bias, channels, inner, j, weights, biases, k):
