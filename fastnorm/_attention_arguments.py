@@ -86,7 +86,7 @@ def attention_arguments(
         left,
         right,
         attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else number_of(name, "scale", scale),
-        _softcap(name, softcap),
+        _softcap(name, softcap, computed(dtype)),
         _of_heads(name, "alibi_slopes", slopes, n_heads, computed(dtype), arrays),
         _of_heads(name, "sinks", sinks, n_heads, computed(dtype), arrays),
         qk_norm,
@@ -212,13 +212,14 @@ def _bounds(name, window, is_causal):
     return left, 0 if is_causal else right
 
 
-def _softcap(name, softcap):
+def _softcap(name, softcap, dtype):
+    """None for a cap that no number of the computation exceeds."""
     if softcap is None:
         return None
     number = number_of(name, "softcap", softcap)
     if not number > 0:
         raise ValueError(f"{name}: softcap must be positive, got {softcap!r}")
-    return None if number == np.inf else number
+    return None if number > float(np.finfo(dtype).max) else number
 
 
 def _of_heads(name, argument, value, n_heads, dtype, arrays):
@@ -227,6 +228,9 @@ def _of_heads(name, argument, value, n_heads, dtype, arrays):
     value = as_array(name, argument, value, arrays, tuple(STORED))
     if value.shape != (n_heads,):
         raise ValueError(f"{name}: {argument} must have shape ({n_heads},), one for each head of q, got {value.shape}")
+    bound = np.finfo(dtype).max
+    if value.itemsize > dtype.itemsize and arrays is np:  # what is finite stays so
+        value = np.where(np.isfinite(value), np.clip(value, -bound, bound), value)
     with np.errstate(all="ignore"):
         return native(value, dtype)
 

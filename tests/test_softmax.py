@@ -174,3 +174,25 @@ def test_wrong_calls(function):
             function(x, out=np.zeros((2, 4)))
         with pytest.raises(TypeError, match=f"^{name}: scale must"):
             function(x, scale="a")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_scale_beyond_the_dtype(dtype):
+    x = np.array([[0, 1, 1]], dtype)
+    for scale in (1e39, 1e300):
+        np.testing.assert_array_equal(fastnorm.softmax(x, scale=scale), [[0, 0.5, 0.5]])
+        np.testing.assert_allclose(fastnorm.log_softmax(x[:, 1:], scale=scale), np.full((1, 2), -np.log(2)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("function", [fastnorm.softmax, fastnorm.log_softmax])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4", "i4"])
+def test_the_shortcut_of_small_calls(rng, function, dtype):
+    """The second call of a kind goes past the checks: the same bits, for any layout."""
+    base = (rng.standard_normal((6, 4, 10)) * 3).astype(dtype)
+    for x in (base, base[::-1, ::2, ::-1], base.T, base[0], base[0, 0], base[:0], base[..., :1]):
+        first = function(x, axis=np.int64(-1))
+        for again in (function(x), function(x), function(x, out=np.empty_like(first))):
+            assert_same_bits(again, first)
+            assert again.dtype.isnative
+    with pytest.raises(np.exceptions.AxisError):
+        function(base[0, 0, 0])

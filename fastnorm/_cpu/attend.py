@@ -92,12 +92,13 @@ def attend(dtype, cached):
                 normalise_row(target, head_size, plan[layout.NORM], given[layout.EPS], given[layout.LIFTED_EPS])
             power = given[layout.POWER]
             lift = none = _math.Lift(numbers.one, numbers.one)
-            if plan[layout.RESCUE]:
+            if plan[layout.ATTEMPT] >= layout.LIFTED:
                 lift = _math.lift_for(largest_of(target, head_size), power, numbers)
-            put_lift(lifts, i, none if plan[layout.HAS_CAP] else lift)
-            put_lift(lifts, i + 2 * layout.BLOCK, lift)
             for j in range(0, head_size, LANES):
                 store(target, j, load(target, j) * (power / lift.first) / lift.second)
+            lift = _math.lift_further(lift, given[layout.EXCESS], numbers)
+            put_lift(lifts, i, none if plan[layout.HAS_CAP] else lift)
+            put_lift(lifts, i + 2 * layout.BLOCK, lift)
 
     @inlined
     def read_biases(call, block, group, first_row, rows, key, count, biases):
@@ -185,8 +186,8 @@ def attend(dtype, cached):
                 for i in range(present):
                     row = first_row + i
                     scores, weights = shifted(room.biases, i * KEYS * size), shifted(room.scores, i * KEYS * size)
-                    lift, rescue, shrink = lift_at(room.lifts, row), plan[layout.RESCUE], given[layout.SHRINK]
-                    more = weights_of(scores, against[i], lift, rescue, shrink, weights)
+                    lift, attempt, shrink = lift_at(room.lifts, row), plan[layout.ATTEMPT], given[layout.SHRINK]
+                    more = weights_of(scores, against[i], lift, attempt, shrink, weights)
                     state.total[row] = _math.grown(state.total[row], more, factors[i])
                 outputs = shifted(state.outputs, first_row * width * size)
                 if v_in_place and alike:
@@ -273,7 +274,7 @@ def attend(dtype, cached):
             own = padded(block.count, ROWS)
             state, more = state_at(room.outputs, rows, width), state_at(room.more, rows, width)
             part = shifted(pointer_to(parts), task * segments * part_size * size)
-            if plan[layout.RESCUE] and not some_left_the_range(block, group, n, lse):
+            if plan[layout.ATTEMPT] > layout.FIRST and not some_left_the_range(block, group, n, lse):
                 continue
             if step != JOIN:
                 look_around(block, n, starts, lengths, plan, seen, own)

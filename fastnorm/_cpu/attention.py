@@ -48,7 +48,7 @@ def _attend(q, k, v, options, out, lse):
     part_size = layout.state_size(rows, value_size)
     apart = segments > 1 and tasks < 4 * get_num_threads() and tasks * segments * part_size * computed.itemsize <= PARTS
 
-    plan = [rows, blocks, segments, layout.WHOLE, False, *_plan(options)]
+    plan = [rows, blocks, segments, layout.WHOLE, layout.FIRST, *_plan(options)]
     places = _places(rows, head_size, value_size, segments)
     parts = np.empty(tasks * segments * part_size if apart else 1, computed)
     scratch = [Scratch(int(places[-1]), computed), Scratch(3 * rows, np.int64)]
@@ -59,7 +59,7 @@ def _attend(q, k, v, options, out, lse):
     def take(step, n, keys):
         """All tasks of a step, the last block of queries first: where a mask is causal, it has most to do."""
         plan[layout.STEP] = step
-        numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed, plan[layout.RESCUE])
+        numbers = _numbers(options.scale, options.softcap, options.qk_norm, options.eps, computed, plan[layout.ATTEMPT])
         given = np.array(plan, np.int64), numbers, places, np.arange(n - 1, -1, -1)
         each = max(min(rows, group * n_queries), READING) * keys * (head_size + value_size)
         work = run.over("t", *arrays, *given, *scratch, parts, out, lse)
@@ -70,8 +70,10 @@ def _attend(q, k, v, options, out, lse):
         take(layout.JOIN, tasks, segments)
     else:
         take(layout.WHOLE, tasks, n_keys)
-    if np.isnan(lse).any():  # rows that left the range, or have no number to give
-        plan[layout.RESCUE] = True
+    for attempt in (layout.SHRUNK, layout.LIFTED, layout.BOTH):
+        if not np.isnan(lse).any():  # no row left the range, or has no number to give
+            break
+        plan[layout.ATTEMPT] = attempt
         take(layout.WHOLE, tasks, n_keys)
 
 
@@ -101,16 +103,22 @@ def _plan(options):
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(scale, softcap, qk_norm, eps, computed, rescue):
+def _numbers(scale, softcap, qk_norm, eps, computed, attempt):
     """What the kernel takes as `given`. The scale is a power of two, for the queries, times the rest of it, for the scores.
 
-    Where rows are rescued, weights are so much smaller that no sum over up to 2**40 keys overflows, and infinity is a score.
+    Where scores are kept small, of the rest what exceeds 2 belongs to their lift. Shrunk weights leave room for sums over 2**40
+    keys.
     """
-    fraction, exponent = math.frexp(scale)
-    limit = int(EXPONENTIALS[computed.name].sharpest)
-    power = 2.0 ** min(max(exponent - 1, -limit), limit) if fraction and math.isfinite(fraction) else 1.0
-    both = both_eps("unit_norm" if qk_norm == "unit" else "rms_norm", computed, eps)
-    guard, shrink = (np.finfo(computed).tiny, 2.0**-40) if rescue else (0.0, 1.0)
+    largest, smallest = float(np.finfo(computed).max), float(np.finfo(computed).tiny)
+    power = rest = excess = 1.0
+    if scale and math.isfinite(scale):
+        power = min(max(2.0 ** (math.frexp(scale)[1] - 1), smallest), 2.0 ** float(EXPONENTIALS[computed.name].sharpest))
     with np.errstate(all="ignore"):
-        rest = np.clip(scale / power, -2, 2)  # more is no sharper in this dtype
-        return np.array([power, rest, softcap or 0.0, *both, guard, shrink], computed)
+        rest = min(max(scale / power, -largest), largest) if math.isfinite(scale) else scale
+    if attempt >= layout.LIFTED and 2 <= abs(rest) < math.inf:
+        excess = 2.0 ** (math.frexp(rest)[1] - 1)
+        rest /= excess
+    shrink = 2.0**-40 if attempt in (layout.SHRUNK, layout.BOTH) else 1.0
+    both = both_eps("unit_norm" if qk_norm == "unit" else "rms_norm", computed, eps)
+    with np.errstate(all="ignore"):
+        return np.array([power, rest, softcap or 0.0, *both, excess, shrink], computed)

@@ -14,6 +14,9 @@ FEW = 6  # rows up to which keys are read where they are: turning them over woul
 
 # What is done with a task: all segments one after the other; one of them, kept as a part; or the parts joined.
 WHOLE, PART, JOIN = range(3)
+# Rows that end without a number are computed again: with smaller weights, if their values were large; with scores kept small,
+# if these were; with both.
+FIRST, SHRUNK, LIFTED, BOTH = range(4)
 NO_MASK, BOOLEAN, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = range(6)
 MASKS = {"bool": BOOLEAN, "float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32, "float64": FLOAT64}
 NO_NORM, RMS, UNIT = range(3)
@@ -21,8 +24,8 @@ NORMS = {None: NO_NORM, "rms": RMS, "unit": UNIT}
 UNBOUNDED = 1 << 62  # keys to the left or right
 
 # Where the integers of a call stand in `plan`, and its other numbers in `numbers`.
-ROWS, BLOCKS, SEGMENTS, STEP, RESCUE, LEFT, RIGHT, MASK, NORM, HAS_CAP, HAS_SLOPES, HAS_SINKS = range(12)
-POWER, SCALE, CAP, EPS, LIFTED_EPS, GUARD, SHRINK = range(7)
+ROWS, BLOCKS, SEGMENTS, STEP, ATTEMPT, LEFT, RIGHT, MASK, NORM, HAS_CAP, HAS_SLOPES, HAS_SINKS = range(12)
+POWER, SCALE, CAP, EPS, LIFTED_EPS, EXCESS, SHRINK = range(7)
 
 
 class Call(NamedTuple):

@@ -43,19 +43,19 @@ def finishing(computed):
     def finish(call, block, group, state, lifts, out, lse):
         """Means of values, and the logarithms of the sums. Rows that left the range are marked; or they alone are written."""
         n, value_size = call.q.shape[2], out.shape[3]
-        rescue, shrink = call.plan[layout.RESCUE], call.given[layout.SHRINK]
+        attempt, shrink = call.plan[layout.ATTEMPT], call.given[layout.SHRINK]
         width = padded(value_size)
         for i in range(block.count):
             log_place = log_at(block, group, n, i, lse)
-            if rescue and log_place[0] == log_place[0]:
+            if attempt > layout.FIRST and log_place[0] == log_place[0]:
                 continue
             row = block.start + i
             head = block.head * group + row // n
             total, largest = state.total[i], state.largest[i]
             inverse = select(total == numbers.zero, numbers.zero, numbers.one / total)
             outputs = shifted(state.outputs, i * width * size)
-            lost = not rescue and left_the_range(outputs, inverse, total, width)
-            if rescue:
+            lost = attempt < layout.BOTH and left_the_range(outputs, inverse, total, width)
+            if attempt > layout.FIRST:
                 for j in range(0, width, LANES):
                     store(outputs, j, _math.mean_of(load(outputs, j), inverse, shrink, numbers))
                 inverse = numbers.one
@@ -73,7 +73,7 @@ def finishing(computed):
                     put(shifted(target, j * out.strides[3]), outputs[j] * inverse)
             log = numbers.nothing
             if total != numbers.zero:
-                log = _math.log_sum(_math.Weights(_math.lifted(largest, lift_at(lifts, i)), total), numbers)
+                log = _math.lifted(largest, lift_at(lifts, i)) + _math.logarithm(total)
             put(log_place, numbers.nothing - numbers.nothing if lost else log)
 
     return some_left_the_range, finish

@@ -83,12 +83,14 @@ def scoring(computed):
 
         `before` is the lift before the soft cap, which leaves nothing to lift.
         """
-        values = _math.scaled(load(products, 0), given[layout.SCALE], given[layout.GUARD])
+        values = load(products, 0) * given[layout.SCALE]
+        if plan[layout.ATTEMPT] < layout.LIFTED:
+            values = _math.infinite_as_nan(values, numbers)
         if plan[layout.HAS_CAP]:
             values = _math.capped(_math.lifted(values, before), given[layout.CAP], numbers)
         if plan[layout.HAS_SLOPES]:
             here, keys = as_number(position, numbers.zero), lane_numbers(numbers.zero)
-            values = _math.with_distance(values, _math.lowered(slope, lift, numbers), here, keys)
+            values = _math.with_distance(values, _math.lowered(slope, lift, numbers), here, keys, numbers)
         if plan[layout.MASK] != NO_MASK:
             values = _math.with_bias(values, _math.lowered(load(biases, 0), lift, numbers), numbers)
         if first > 0 or end < KEYS:
@@ -98,10 +100,10 @@ def scoring(computed):
         return largest_lane(values)
 
     @inlined
-    def weights_of(scores, against, lift, rescue, shrink, weights):
+    def weights_of(scores, against, lift, attempt, shrink, weights):
         """The weights of one query's scores. Returns their sum."""
         distances = load(scores, 0) - against
-        if rescue:
+        if attempt > layout.FIRST:
             values = _math.exponential(_math.lifted(distances, lift), numbers)
             store(weights, 0, values * shrink)
         else:

@@ -1,5 +1,6 @@
 """Schedules of softmax, its logarithm, and the logarithm of its sum; as `norms` for the norms."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -86,9 +87,12 @@ def _each(x, scale, what, out):
 
 
 def _given(scale, stored):
-    """The numbers of a call, in the dtype of the computation: the sign of the scale, and the scale."""
+    """The numbers of a call, in the dtype of the computation: the sign of the scale, and the scale, which stays finite."""
+    computed = np.dtype(COMPUTED[stored.name])
+    largest = float(np.finfo(computed).max)
+    scale = min(max(scale, -largest), largest) if math.isfinite(scale) else scale
     with np.errstate(all="ignore"):
-        return np.array([-1.0 if scale < 0 else 1.0, scale]).astype(COMPUTED[stored.name])
+        return np.array([-1.0 if scale < 0 else 1.0, scale], computed)
 
 
 def _kept(n, given):

@@ -10,6 +10,7 @@ from .._math import NORMS
 from .._two_passes import apart
 from .._vocabulary import COMPUTED, RANGES, STORED, name_of
 from . import launch
+from .layout import over_rows, row_stride
 
 ALIGNMENT = 16  # bytes of a 128-bit load
 
@@ -41,25 +42,13 @@ add_layer_norm = functools.partial(_add, "layer_norm")
 
 
 def _run(maker, norm, inputs, parameters, eps, outputs, axes=1, shape=()):
-    """Launch a kernel over rows, which are the last axes of arrays of one shape.
-
-    What is not rows is copied first (`cupy.ascontiguousarray`); such a result is copied back.
-    """
+    """Launch a kernel over rows, which are the last axes of arrays of one shape."""
     if outputs[0].size == 0:
         return
-    sources = [a if row_stride(a, axes) is not None else cupy.ascontiguousarray(a) for a in inputs]
-    copies = [copy for copy, array in zip(sources, inputs, strict=True) if copy is not array]  # to be overwritten
-    targets = [a if row_stride(a, axes) is not None else _room(a, copies) for a in outputs]
     parameters = [p if p is None or p.flags.c_contiguous else cupy.ascontiguousarray(p) for p in parameters]
-    _launch(maker, norm, sources + targets, parameters, eps, axes, shape)
-    for out, target in zip(outputs, targets, strict=True):
-        if target is not out:
-            cupy.copyto(out, target)
-
-
-def _room(out, copies):
-    """A contiguous array to write to in place of `out`."""
-    return copies.pop() if copies else cupy.empty(out.shape, out.dtype)
+    over_rows(
+        lambda sources, targets: _launch(maker, norm, sources + targets, parameters, eps, axes, shape), inputs, outputs, axes
+    )
 
 
 def _launch(maker, norm, arrays, parameters, eps, axes, shape):
@@ -82,30 +71,6 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
         behind = (first, *shape) if shape else ()
         blocks = min(rows - first, launch.MOST_BLOCKS)
         run((blocks,), (threads,), (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
-
-
-def row_stride(array, axes=1):
-    """Bytes from each row to the next, in the order of a C array; None if rows are not contiguous or not evenly spaced.
-
-    A row is what the last `axes` take together.
-    """
-    shape, strides, size = array.shape, array.strides, array.itemsize
-    if array.flags.c_contiguous:
-        return math.prod(shape[-axes:]) * size
-    for length, step in zip(shape[: -axes - 1 : -1], strides[: -axes - 1 : -1], strict=True):
-        if length > 1 and step != size:
-            return None
-        size *= length
-    stride, count = None, 1
-    for length, step in zip(shape[-axes - 1 :: -1], strides[-axes - 1 :: -1], strict=True):
-        if length == 1:
-            continue
-        if stride is None:
-            stride = step
-        elif step != count * stride:
-            return None
-        count *= length
-    return size if stride is None else stride
 
 
 @functools.lru_cache(maxsize=256)

@@ -53,9 +53,9 @@ def reference(largest, numbers):
     return select(largest == numbers.nothing, numbers.zero, largest)
 
 
-def scaled(product, scale, guard):
-    """A product times the scale. With a `guard` of 0, one that has overflowed is not a number, and so is what depends on it."""
-    return fma(product, guard, product * scale)
+def infinite_as_nan(score, numbers):
+    """A score, or not a number where it has overflowed, and so is what depends on it."""
+    return fma(score, numbers.zero, score)
 
 
 class Lift(NamedTuple):
@@ -71,6 +71,11 @@ def lift_for(size, power, numbers):
     n = minimum(maximum(n, numbers.zero), numbers.highest_lift)
     half = n / numbers.two + numbers.shift
     return Lift(two_to(half), two_to(n - (half - numbers.shift) + numbers.shift))
+
+
+def lift_further(lift, excess, numbers):
+    """The lift where a factor of the scale was left out, too; as far as there are numbers."""
+    return Lift(lift.first, minimum(lift.second * excess, numbers.zero - numbers.lowest))
 
 
 def lifted(x, lift):
@@ -174,9 +179,10 @@ def scaled_difference(x, how):
     return fma(x, how.before, how.against) * how.after
 
 
-def with_distance(score, slope, position, key):
-    """A score less its key's distance from the query, times a slope (ALiBi)."""
-    return score - slope * magnitude(position - key)
+def with_distance(score, slope, position, key, numbers):
+    """A score less its key's distance from the query, times a slope (ALiBi): what overflows stays finite."""
+    total = score - slope * magnitude(position - key)
+    return select(magnitude(score) <= numbers.zero - numbers.lowest, maximum(numbers.lowest, total), total)
 
 
 def with_bias(score, bias, numbers):
