@@ -259,7 +259,7 @@ def merge_arguments(outs, lses):
         if lse.shape != shape[:-1]:
             raise ValueError(f"{name}: lses[{i}] must have shape {shape[:-1]} to match outs, got {lse.shape}")
     with np.errstate(all="ignore"):
-        outs, lses = ([one.astype(computed(dtype)) for one in many] for many in (outs, lses))
+        outs, lses = ([native(one, computed(dtype)) for one in many] for many in (outs, lses))
     return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
 
 

@@ -89,6 +89,9 @@ class Interpreted:
     def ascontiguousarray(self, array):
         return array if array.flags.c_contiguous else self.array(self.host(array))
 
+    def asarray(self, array):
+        return array if isinstance(array, cupy.ndarray) else self.array(np.asarray(array))
+
     def copyto(self, target, source):
         self.host(target)[...] = self.host(source)
 
@@ -114,6 +117,7 @@ def interpreted(**options):
             patch.setattr(cupy.cuda, "Device", device.Properties)
             patch.setattr(cupy, "ascontiguousarray", device.ascontiguousarray)
             patch.setattr(cupy, "copyto", device.copyto)
+            patch.setattr(cupy, "asarray", device.asarray)
             yield device
     finally:
         cupy.cuda.set_allocator(allocator)

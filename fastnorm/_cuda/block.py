@@ -127,6 +127,17 @@ def shifted(typing, pointer, distance):
     return pointer(pointer, types.int64), codegen
 
 
+@intrinsic
+def pointer_as(typing, pointer, dtype):
+    """The same address as that of numbers of another dtype."""
+    kind = types.CPointer(dtype.dtype)
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(kind))
+
+    return kind(pointer, dtype), codegen
+
+
 COMPUTED = {types.int16: types.float32, types.uint16: types.float32, types.float32: types.float32, types.float64: types.float64}
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 

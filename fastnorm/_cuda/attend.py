@@ -1,0 +1,290 @@
+"""The kernels of attention, on fused multiply-adds: a warp takes four queries, its lanes 32 keys, then columns of values.
+
+Rows are queries of all heads that read one head of keys, head after head, as on the CPU, and the formulas are the same. Blocks
+of 16 rows share the tile of keys in shared memory. Scores of a tile are taken by lanes, a key each; the values of a key then
+go to lanes by columns. Where queries are few, keys are cut into segments, whose states `join` puts together.
+"""
+
+from numba import cuda
+from numba.cuda import types
+
+from .. import _math
+from .._vocabulary import EXPONENTIALS, fma, magnitude, maximum, minimum, select
+from .attention_layout import BFLOAT16, BOOLEAN, CHUNK, FLOAT16, KEYS, NO_MASK, ROWS, THREADS, WARP_ROWS
+from .block import ALL, WARP, as_number, get, inlined, is_given, pointer_as, put, shifted, sum_warp
+from .launch import Source
+from .softmax_kernels import largest_of_warp
+from .tiles import kind_of
+
+STRIDE = CHUNK + 1  # of keys in shared memory: lanes then read from different banks
+
+
+def mask_reader(computed, wide):
+    """The function that reads an element of a mask as what is added to a score; minus infinity forbids.
+
+    `wide`: the mask is of float64. In other kernels of float32 there is no float64, which most GPUs compute 64 times slower.
+    """
+    numbers, double = EXPONENTIALS[computed], EXPONENTIALS["float64"]
+    narrow = types.float32 if computed == "float32" else types.float64
+
+    @inlined
+    def wide_bias_at(mask, kind):
+        value = get(pointer_as(mask, types.float64), 0)
+        lowest = types.float64(numbers.lowest)  # what is finite stays so
+        within = minimum(maximum(value, lowest), double.zero - lowest)
+        return narrow(select(magnitude(value) <= double.zero - double.lowest, within, value))
+
+    @inlined
+    def bias_at(mask, kind):
+        if kind == BOOLEAN:
+            return numbers.zero if mask[0] != 0 else numbers.nothing
+        if kind == FLOAT16:
+            return narrow(get(pointer_as(mask, types.int16), 0))
+        if kind == BFLOAT16:
+            return narrow(get(pointer_as(mask, types.uint16), 0))
+        return narrow(get(pointer_as(mask, types.float32), 0))
+
+    return wide_bias_at if wide else bias_at
+
+
+def attend(dtype, cached, columns, wide_mask):
+    """Kernel: attention of 16 rows a block, to all keys or to a segment, for `columns` times 32 columns of values."""
+    stored, kind, name, _, _, _, _ = kind_of(dtype)
+    numbers = EXPONENTIALS[name]
+    zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
+    integer = types.int64
+    bias_at = mask_reader(name, wide_mask)
+    unlifted = _math.Lift(one, one)
+    n_sums, n_keys, n_queries = WARP_ROWS * columns, KEYS * STRIDE, ROWS * CHUNK
+
+    @inlined
+    def seen(row, n, start, length, left, right):
+        """The first key that a row may see, and the end of the last."""
+        here = start + row % n
+        return max(integer(0), here - left), min(length, here + right + 1)
+
+    @inlined
+    def load_keys(k, row_stride, stride, key, end, first, head_size, keys):
+        """A chunk of the features of 32 keys, zeros where there is none."""
+        i = cuda.threadIdx.x
+        while i < KEYS * CHUNK:
+            j, feature = i // CHUNK, first + i % CHUNK
+            value = zero
+            if key + j < end and feature < head_size:
+                value = get(shifted(k, (key + j) * row_stride + feature * stride), 0)
+            keys[j * STRIDE + i % CHUNK] = value
+            i += THREADS
+
+    @inlined
+    def load_queries(q, head_stride, row_stride, stride, head, n, first_row, rows, first, head_size, queries):
+        """The same chunk of 16 queries."""
+        i = cuda.threadIdx.x
+        while i < ROWS * CHUNK:
+            row, feature = first_row + i // CHUNK, first + i % CHUNK
+            value = zero
+            if row < rows and feature < head_size:
+                place = (head + row // n) * head_stride + (row % n) * row_stride + feature * stride
+                value = get(shifted(q, place), 0)
+            queries[i] = value
+            i += THREADS
+
+    @inlined
+    def score_of(product, scale, cap, slope, position, key, bias, masked):
+        """What the options make of a product."""
+        score = product * scale
+        if cap != zero:
+            score = _math.capped(score, cap, numbers)
+        if slope != zero:
+            score = _math.with_distance(score, slope, as_number(position, one), as_number(key, one), numbers)
+        if masked:
+            score = _math.with_bias(score, bias, numbers)
+        return nothing if bias == nothing else score
+
+    def kernel(
+        q, q_batch, q_head, q_row, q_stride, k, k_batch, k_head, k_row, k_stride, v, v_batch, v_head, v_row, v_stride,
+        out, out_batch, out_head, out_row, out_stride, lse, mask, mask_batch, mask_head, mask_row, mask_stride, mask_kind,
+        starts, lengths, slopes, sinks, start, length, left, right, scale, cap,
+        n, group, key_heads, head_size, value_size, blocks, segment, parts, part_largest, part_totals,
+    ):  # fmt: skip
+        keys, queries = cuda.shared.array(n_keys, kind), cuda.shared.array(n_queries, kind)
+        sums = cuda.local.array(n_sums, kind)
+        largest, total, scores, biases = (
+            cuda.local.array(WARP_ROWS, kind),
+            cuda.local.array(WARP_ROWS, kind),
+            cuda.local.array(WARP_ROWS, kind),
+            cuda.local.array(WARP_ROWS, kind),
+        )
+        allowed = cuda.local.array(WARP_ROWS, types.uint32)
+        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        block, rest = integer(cuda.blockIdx.x) % blocks, integer(cuda.blockIdx.x) // blocks
+        key_head, b = rest % key_heads, rest // key_heads
+        head, rows = key_head * group, n * group
+        first_row, first_column = block * ROWS, integer(cuda.blockIdx.z) * columns * WARP
+        own = first_row + warp * WARP_ROWS
+        if is_given(starts):
+            start = starts[b]
+        if is_given(lengths):
+            length = lengths[b]
+        q, k, v, mask = shifted(q, b * q_batch), shifted(k, b * k_batch), shifted(v, b * v_batch), shifted(mask, b * mask_batch)
+        k, v = shifted(k, key_head * k_head), shifted(v, key_head * v_head)
+
+        for r in range(WARP_ROWS):
+            largest[r], total[r] = nothing, zero
+            for c in range(columns):
+                sums[r * columns + c] = zero
+            if is_given(sinks) and cuda.blockIdx.y == 0 and own + r < rows:
+                sink = sinks[head + (own + r) // n]
+                if sink != nothing:
+                    largest[r], total[r] = sink, one
+        low, high = length, integer(0)
+        for r in range(ROWS):
+            if first_row + r < rows:
+                first, end = seen(first_row + r, n, start, length, left, right)
+                if first < end:
+                    low, high = min(low, first), max(high, end)
+        key = max(low // KEYS * KEYS, integer(cuda.blockIdx.y) * segment)
+        high = min(high, (integer(cuda.blockIdx.y) + 1) * segment)
+
+        while key < high:
+            here, some = key + lane, types.int32(0)
+            for r in range(WARP_ROWS):
+                biases[r] = nothing
+                row = own + r
+                if row < rows:
+                    first, end = seen(row, n, start, length, left, right)
+                    if first <= here and here < min(end, high):
+                        biases[r] = zero
+                        if mask_kind != NO_MASK:
+                            place = (head + row // n) * mask_head + (row % n) * mask_row + here * mask_stride
+                            biases[r] = bias_at(shifted(mask, place), mask_kind)
+                allowed[r] = cuda.ballot_sync(ALL, biases[r] != nothing)
+                if allowed[r] != 0:
+                    some = types.int32(1)
+                scores[r] = zero
+            if cuda.syncthreads_or(some) == 0:
+                key += KEYS
+                continue
+            feature = integer(0)
+            while feature < head_size:
+                cuda.syncthreads()
+                load_keys(k, k_row, k_stride, key, high, feature, head_size, keys)
+                load_queries(q, q_head, q_row, q_stride, head, n, first_row, rows, feature, head_size, queries)
+                cuda.syncthreads()
+                for j in range(CHUNK):
+                    value = keys[lane * STRIDE + j]
+                    for r in range(WARP_ROWS):
+                        scores[r] = fma(queries[(warp * WARP_ROWS + r) * CHUNK + j], value, scores[r])
+                feature += CHUNK
+            for r in range(WARP_ROWS):
+                row = own + r
+                slope = zero
+                if is_given(slopes) and row < rows:
+                    slope = slopes[head + row // n]
+                position = start + row % n
+                score = score_of(scores[r], scale, cap, slope, position, here, biases[r], mask_kind > BOOLEAN)
+                step = _math.next_step(largest[r], largest_of_warp(score), unlifted, numbers)
+                weight = _math.weight_of(score, step.against, unlifted, numbers)
+                total[r] = _math.grown(total[r], sum_warp(weight), step.factor)
+                largest[r], scores[r] = step.largest, weight
+                for c in range(columns):
+                    sums[r * columns + c] *= step.factor
+            count = min(integer(KEYS), high - key)
+            j = 0
+            while j < count:
+                for c in range(columns):
+                    column = first_column + c * WARP + lane
+                    value = zero
+                    if column < value_size:
+                        value = get(shifted(v, (key + j) * v_row + column * v_stride), 0)
+                    for r in range(WARP_ROWS):
+                        # A key that is not allowed is left out: 0 times what is no number would be none.
+                        weight = cuda.shfl_sync(ALL, scores[r], j)
+                        weighed = fma(weight, value, sums[r * columns + c])
+                        inside = (allowed[r] >> types.uint32(j)) & types.uint32(1) != types.uint32(0)
+                        sums[r * columns + c] = select(inside, weighed, sums[r * columns + c])
+                j += 1
+            key += KEYS
+
+        flat = (b * key_heads + key_head) * rows
+        all_rows = integer(cuda.gridDim.x) // blocks * rows
+        for r in range(WARP_ROWS):
+            row = own + r
+            if row < rows:
+                if is_given(parts):
+                    place = integer(cuda.blockIdx.y) * all_rows + flat + row
+                    for c in range(columns):
+                        column = first_column + c * WARP + lane
+                        if column < value_size:
+                            parts[place * value_size + column] = sums[r * columns + c]
+                    if lane == 0 and cuda.blockIdx.z == 0:
+                        part_largest[place], part_totals[place] = largest[r], total[r]
+                else:
+                    inverse = select(total[r] == zero, zero, one / total[r])
+                    place = b * out_batch + (head + row // n) * out_head + (row % n) * out_row
+                    for c in range(columns):
+                        column = first_column + c * WARP + lane
+                        if column < value_size:
+                            put(shifted(out, place + column * out_stride), 0, sums[r * columns + c] * inverse)
+                    if lane == 0 and cuda.blockIdx.z == 0:
+                        log = nothing if total[r] == zero else _math.log_sum(_math.Weights(largest[r], total[r]), numbers)
+                        lse[flat + row] = log
+
+    read, number = types.CPointer(getattr(types, cached)), types.CPointer(kind)
+    i, four = integer, [integer] * 4
+    pointer, bytes_, integers = types.CPointer(stored), types.CPointer(types.uint8), types.CPointer(integer)
+    kinds = (
+        *(pointer, *four, read, *four, read, *four, pointer, *four, number, bytes_, *four, i),
+        *(integers, integers, number, number, i, i, i, i, kind, kind, i, i, i, i, i, i, i, number, number, number),
+    )
+    return Source(kernel, kinds, THREADS)
+
+
+def join(dtype):
+    """Kernel: states of parts put together, a block a row, its threads over columns. Without totals, parts are means."""
+    stored, kind, name, _, _, _, _ = kind_of(dtype)
+    numbers = EXPONENTIALS[name]
+    zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
+    integer = types.int64
+
+    @inlined
+    def weight_in(largest, totals, place, against):
+        """The weight of a part's sums, and of its total."""
+        weight = _math.weight_of(largest[place], against, _math.Lift(one, one), numbers)
+        if is_given(totals):
+            return weight, weight * totals[place]
+        return weight, weight
+
+    def kernel(parts, largest, totals, n_parts, all_rows, out, out_batch, out_head, out_row, out_stride, lse, n, heads, size):
+        row = integer(cuda.blockIdx.x)
+        highest, total = nothing, zero
+        i = integer(0)
+        while i < n_parts:
+            highest = maximum(largest[i * all_rows + row], highest)
+            i += 1
+        against = _math.reference(highest, numbers)
+        i = integer(0)
+        while i < n_parts:
+            place = i * all_rows + row
+            if largest[place] != nothing:
+                total += weight_in(largest, totals, place, against)[1]
+            i += 1
+        batch, rest = row // (heads * n), row % (heads * n)
+        out = shifted(out, batch * out_batch + rest // n * out_head + rest % n * out_row)
+        column = integer(cuda.threadIdx.x)
+        while column < size:
+            value = zero
+            i = integer(0)
+            while i < n_parts:
+                place = i * all_rows + row
+                if largest[place] != nothing:
+                    share = weight_in(largest, totals, place, against)[0] / total
+                    if share != zero:
+                        value += share * parts[place * size + column]
+                i += 1
+            put(shifted(out, column * out_stride), 0, value)
+            column += cuda.blockDim.x
+        if cuda.threadIdx.x == 0:
+            lse[row] = nothing if total == zero else _math.log_sum(_math.Weights(highest, total), numbers)
+
+    number, i = types.CPointer(kind), integer
+    return Source(kernel, (number, number, number, i, i, types.CPointer(stored), i, i, i, i, number, i, i, i), THREADS)

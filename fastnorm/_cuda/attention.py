@@ -1,0 +1,120 @@
+"""Schedule of attention: blocks of 16 queries; where these are few, segments of keys as well, whose states are joined.
+
+What is a block and what a segment depends on lengths alone. Nothing waits for the device.
+"""
+
+import functools
+import math
+
+import cupy
+import numpy as np
+
+from .._vocabulary import STORED, name_of
+from . import attention_layout as layout
+from . import launch
+from .norms import rms_norm, unit_norm
+
+NORMS = {"rms": rms_norm, "unit": unit_norm}
+
+
+def attention(q, k, v, options, out, lse):
+    """Attention of prepared arrays: (..., heads, length, size), with the same batch axes. `lse` is contiguous."""
+    if out.size + lse.size == 0:
+        return
+    if q.ndim > 4:
+        for i in range(len(q)):
+            attention(q[i], k[i], v[i], options.at(i), out[i], lse[i])
+    elif q.ndim == 4:
+        if options.qk_norm:
+            q, k = (_normalised(a, options, lse.dtype) for a in (q, k))
+        _attend(q, k, v, options, out, lse)
+    else:
+        mask = None if options.mask is None else options.mask[None]
+        options = options._replace(mask=mask, starts=options.starts[None], lengths=options.lengths[None])
+        attention(q[None], k[None], v[None], options, out[None], lse[None])
+
+
+def _normalised(array, options, dtype):
+    """Queries or keys, normalised, in the dtype of the computation."""
+    wide = cupy.empty(array.shape, dtype)
+    cupy.copyto(wide, array)
+    NORMS[options.qk_norm](wide, (None,), options.eps, wide)
+    return wide
+
+
+def _attend(q, k, v, options, out, lse):
+    n_batch, n_heads, n, head_size = q.shape
+    key_heads, n_keys, value_size = v.shape[1:]
+    group = n_heads // key_heads
+    stored, cached = STORED[name_of(q.dtype)], STORED[name_of(k.dtype)]
+    blocks, all_rows = -(-group * n // layout.ROWS), n_batch * n_heads * n
+    segments = max(1, -(-n_keys // layout.SEGMENT)) if group * n <= layout.FEW else 1
+    columns = min(layout.MOST_COLUMNS, 1 << max(0, -(-value_size // launch.WARP) - 1).bit_length())
+    parts = [0, 0, 0]
+    if segments > 1:
+        room = cupy.empty(segments * all_rows * (value_size + 2), lse.dtype)
+        size = room.itemsize * segments * all_rows
+        parts = [room.data.ptr, room.data.ptr + size * value_size, room.data.ptr + size * (value_size + 1)]
+    start, starts = _same_or_each(options.starts)
+    length, lengths = _same_or_each(options.lengths)
+    given = [a if a is None or a.flags.c_contiguous else cupy.ascontiguousarray(a) for a in (options.slopes, options.sinks)]
+    number = lse.dtype.type
+    left, right = (layout.UNBOUNDED if side is None else side for side in (options.left, options.right))
+    grid = n_batch * key_heads * blocks, segments, max(1, -(-value_size // (columns * launch.WARP)))
+    places = [place for array in (q, k, v, out) for place in (array.data.ptr, *array.strides)]
+    masked = [0] * 6 if options.mask is None else [options.mask.data.ptr, *options.mask.strides, _mask_kind(options.mask)]
+    arrays = [*places, lse.data.ptr, *masked, _at(starts), _at(lengths), *map(_at, given)]
+    numbers = [start, length, left, right, _finite(options.scale, number), _finite(options.softcap or 0.0, number)]
+    sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
+    run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, masked[-1] == layout.FLOAT64)
+    run(grid, (layout.THREADS,), (*arrays, *numbers, *sizes, *parts))
+    if segments > 1:
+        _join(parts, segments, out, lse)
+
+
+def _join(parts, n_parts, out, lse):
+    """Put parts together, of which `parts` are the addresses: sums or means, largest scores, totals or 0."""
+    *_, heads, n, size = out.shape
+    run = launch.kernel("fastnorm._cuda.attend:join", STORED[name_of(out.dtype)])
+    arrays = [*parts, n_parts, lse.size, out.data.ptr, *out.strides, lse.data.ptr]
+    run((lse.size,), (layout.THREADS,), (*arrays, n, heads, size))
+
+
+def merge_attention(outs, lses, out, lse):
+    """The parts joined: `outs` and `lses` in the dtype of the computation."""
+    if lse.size == 0:
+        return
+    size, parts = out.shape[-1], len(outs)
+    means, logs = cupy.empty((parts, *out.shape), lse.dtype), cupy.empty((parts, *lse.shape), lse.dtype)
+    for i, (mean, log) in enumerate(zip(outs, lses, strict=True)):
+        cupy.copyto(means[i], mean)
+        cupy.copyto(logs[i], log)
+    rows = out.reshape(1, 1, -1, size) if size else out.reshape(1, 1, lse.size, 0)
+    _join((means.data.ptr, logs.data.ptr, 0), parts, rows, lse)
+
+
+def _mask_kind(mask):
+    return layout.MASKS[mask.dtype.name]
+
+
+def _same_or_each(integers):
+    """One integer for the whole batch, and None; or 0 and an array of them on the device."""
+    if len(set(integers.tolist())) == 1:
+        return int(integers[0]), None
+    return 0, _on_device(integers)
+
+
+def _on_device(integers):
+    return cupy.asarray(np.ascontiguousarray(integers))
+
+
+def _at(array):
+    """The address of an array; 0 where there is none."""
+    return 0 if array is None else array.data.ptr
+
+
+@functools.lru_cache(maxsize=256)
+def _finite(value, number):
+    """A number of the computation; what is finite stays so."""
+    largest = float(np.finfo(number).max)
+    return number(min(max(value, -largest), largest) if math.isfinite(value) else value)

@@ -1,0 +1,30 @@
+"""What the schedule of attention and its kernels must agree on. Free of numba."""
+
+from .._cpu.attention_layout import BFLOAT16, BOOLEAN, FLOAT16, FLOAT64, MASKS, NO_MASK, UNBOUNDED
+
+KEYS = 32  # of a tile: the lanes of a warp
+WARP_ROWS = 4  # queries of a warp
+ROWS = 16  # of a block
+THREADS = 128  # of a block: a warp for each four rows
+CHUNK = 32  # features that are in shared memory at once
+MOST_COLUMNS = 8  # times 32 columns of values that a warp holds the sums of
+SEGMENT = 512  # keys, where queries are few
+FEW = 16  # rows that are: one block
+
+__all__ = [
+    "BFLOAT16",
+    "BOOLEAN",
+    "CHUNK",
+    "FEW",
+    "FLOAT16",
+    "FLOAT64",
+    "KEYS",
+    "MASKS",
+    "MOST_COLUMNS",
+    "NO_MASK",
+    "ROWS",
+    "SEGMENT",
+    "THREADS",
+    "UNBOUNDED",
+    "WARP_ROWS",
+]
