@@ -27,6 +27,8 @@ def _parser():
     warm = commands.add_parser("warm", help="compile ahead what a program will need, and keep it in the cache")
     warm.add_argument("functions", nargs="*", metavar="FUNCTION", help="such as rms_norm (default: all)")
     warm.add_argument("--dtypes", metavar="NAMES", default="float32", help="such as float32,bfloat16 (default: float32)")
+    warm.add_argument("--ptx", metavar="DIR", help="compile for GPUs instead, into DIR, which FASTNORM_PTX_DIR then names")
+    warm.add_argument("--capabilities", metavar="NUMBERS", default="80", help="of GPUs, such as 80,90 (default: 80, and newer)")
     warm.set_defaults(run=_warm)
 
     info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
@@ -54,6 +56,8 @@ def _bench(options):
 
 
 def _warm(options):
+    if options.ptx:
+        return _write_ptx(options)
     from . import warm_up
     from ._compile import cache_folder
 
@@ -67,6 +71,28 @@ def _warm(options):
         f"{count} kernels are ready{f' in {folder.path}' if folder.usable else f', but only in this process: {folder.reason}'}"
     )
     return 0 if folder.usable else 1
+
+
+def _write_ptx(options):
+    try:
+        from ._cuda import launch
+        from ._cuda.needed import FUNCTIONS, kernels_for
+    except ImportError as error:
+        print(f"fastnorm warm: --ptx needs CuPy and numba-cuda, which the extra cuda13 brings: {error}", file=sys.stderr)
+        return 1
+    from .warming import names_among
+
+    try:
+        functions = names_among("functions", options.functions or FUNCTIONS, FUNCTIONS)
+        dtypes = names_among("dtypes", options.dtypes.split(","), ("float16", "bfloat16", "float32", "float64"))
+        capabilities = [str(int(number)) for number in options.capabilities.split(",")]
+    except ValueError as error:
+        print(f"fastnorm warm: {error}", file=sys.stderr)
+        return 2
+    names = list(dict.fromkeys(name for function in functions for dtype in dtypes for name in kernels_for(function, dtype)))
+    count = launch.write_ahead(options.ptx, names, capabilities)
+    print(f"{count} kernels are ready in {options.ptx}; a process whose FASTNORM_PTX_DIR is that folder needs no compiler")
+    return 0
 
 
 def _info(options):

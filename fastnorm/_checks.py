@@ -23,7 +23,7 @@ def as_array(function, name, value, arrays, dtypes):
             value = arrays.asarray(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{function}: {name} must be an array or a list of numbers: {error}") from None
-    elif not hasattr(value, "flags"):
+    elif not isinstance(value, arrays.ndarray):
         value = arrays.asarray(value)
     if value.dtype.kind not in "iu" and name_of(value.dtype) not in dtypes:
         raise TypeError(f"{function}: {name} must have dtype {', '.join(dtypes)} or an integer one, got {value.dtype}")

@@ -4,6 +4,7 @@ To add a backend: a package with the functions of `_cpu`, and a line in `_BACKEN
 """
 
 import importlib
+import importlib.util
 import sys
 
 import numpy as np
@@ -26,7 +27,20 @@ def library_of(value):
         library = _find(kind)
         if library is not None:
             _library_of_type[kind] = library
+        elif _is_on_gpu(value):
+            return "cupy"
     return library
+
+
+def _is_on_gpu(value):
+    """True for an array of any library that lies on a GPU: CuPy, if there is one, sees its memory. A type is not enough.
+
+    Of torch, one type has arrays here and there.
+    """
+    if not hasattr(value, "__cuda_array_interface__") or importlib.util.find_spec("cupy") is None:
+        return False
+    importlib.import_module("cupy")
+    return True
 
 
 def _find(kind):

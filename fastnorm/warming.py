@@ -38,15 +38,15 @@ def warm_up(functions=None, dtypes=("float32",)):
     """
     from ._cpu.needed import FUNCTIONS, kernels_for
 
-    functions = _names("functions", FUNCTIONS if functions is None else functions, FUNCTIONS)
-    dtypes = _names("dtypes", dtypes, tuple(STORED))
+    functions = names_among("functions", FUNCTIONS if functions is None else functions, FUNCTIONS)
+    dtypes = names_among("dtypes", dtypes, tuple(STORED))
     names = dict.fromkeys(name for function in functions for dtype in dtypes for name in kernels_for(function, dtype))
     for name in names:
         kernel(*name)
     return len(names)
 
 
-def _names(argument, values, known):
+def names_among(argument, values, known):
     """Names out of `known`, as given or by their `name`."""
     if isinstance(values, str):
         raise TypeError(f"warm_up: {argument} must be an iterable of names, got the single string {values!r}")

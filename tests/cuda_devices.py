@@ -90,7 +90,14 @@ class Interpreted:
         return array if array.flags.c_contiguous else self.array(self.host(array))
 
     def asarray(self, array):
-        return array if isinstance(array, cupy.ndarray) else self.array(np.asarray(array))
+        if isinstance(array, cupy.ndarray):
+            return array
+        seen = getattr(array, "__cuda_array_interface__", None)
+        if seen is None:
+            return self.array(np.asarray(array))
+        buffer, offset = self._find(seen["data"][0])
+        memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, len(buffer), array, device_id=0)
+        return cupy.ndarray(seen["shape"], np.dtype(seen["typestr"]), cupy.cuda.MemoryPointer(memory, offset), seen["strides"])
 
     def copyto(self, target, source):
         self.host(target)[...] = self.host(source)

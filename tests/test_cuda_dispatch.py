@@ -154,3 +154,22 @@ def test_checks_are_those_of_the_cpu(device):
     with pytest.raises(TypeError, match="complex64"):
         fastnorm.rms_norm(device.array(np.ones((2, 8), np.complex64)))
     assert device.launches == []
+
+
+def test_arrays_of_other_libraries_on_a_gpu(device, rng):
+    """What shows its memory by ``__cuda_array_interface__`` comes back as a CuPy array; it is not copied."""
+    x = device.array(rng.standard_normal((3, 8)).astype(np.float32))
+
+    class Foreign:
+        def __init__(self):
+            at = x.data.ptr, False
+            self.dtype = x.dtype
+            self.__cuda_array_interface__ = {"shape": x.shape, "typestr": x.dtype.str, "data": at, "strides": None}
+
+    y = fastnorm.softmax(Foreign())
+    assert type(y) is cupy.ndarray
+    assert device.launches[0].arguments[0] == x.data.ptr
+    np.testing.assert_array_equal(device.host(y), device.host(fastnorm.softmax(x)))
+    assert type(fastnorm.rms_norm(Foreign(), device.array(np.ones(8, np.float32)))) is cupy.ndarray
+    with pytest.raises(TypeError, match=r"^rms_norm: weight must be a numpy array as x is"):
+        fastnorm.rms_norm(np.ones((3, 8), np.float32), Foreign())

@@ -7,7 +7,9 @@ import cuda_devices  # noqa: F401 - first: it skips where there is no compiler
 import pytest
 
 from fastnorm import _compile
+from fastnorm.__main__ import main
 from fastnorm._cuda import launch
+from fastnorm._cuda.needed import FUNCTIONS, kernels_for
 
 NAME = ("fastnorm._cuda.rows:rows", "rms_norm", "float32", True, True)
 
@@ -100,3 +102,34 @@ assert b".f64" not in launch.program({NAME!r}, "90")
 assert (fastnorm.rms_norm(numpy.ones((2, 8), numpy.float32), eps=0.0) == 1).all()
 """
         subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_made_ahead(compiled, tmp_path, monkeypatch, capsys):
+    """`fastnorm warm --ptx`: what is in the folder is taken, the newest that the device can run, and nothing is compiled."""
+    order = ["warm", "rope", "softmax", "--ptx", str(tmp_path / "ptx"), "--capabilities", "80,90", "--dtypes", "float16"]
+    assert main(order) == 0
+    assert "10 kernels are ready" in capsys.readouterr().out
+    assert len(compiled) == 10
+    monkeypatch.setenv("FASTNORM_PTX_DIR", str(tmp_path / "ptx"))
+    name = "fastnorm._cuda.rotate:rotate", "int16"
+    (newest,) = tmp_path.rglob("*rotate*.sm_90.ptx")
+    newest.write_bytes(b"for 90")
+    assert launch.program(name, "100") == launch.program(name, "90") == b"for 90"
+    assert launch.program(name, "86") == b"some PTX"
+    assert len(compiled) == 10
+    launch.program(name, "75")
+    assert compiled[10:] == [(name, "75")]
+
+
+def test_wrong_orders_for_ptx(tmp_path, capsys):
+    for wrong in (["nothing"], ["--dtypes", "int8"], ["--capabilities", "new"]):
+        assert main(["warm", "--ptx", str(tmp_path), *wrong]) == 2
+        assert capsys.readouterr().err.startswith("fastnorm warm: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_kernel_that_may_be_needed_compiles(function):
+    """In the dtype of which other tests compile least."""
+    for name in kernels_for(function, "bfloat16"):
+        assert launch.program(name, "80")

@@ -11,6 +11,8 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import os
+import pathlib
 import re
 import threading
 from typing import Any, NamedTuple
@@ -68,7 +70,10 @@ def load(entry, ptx):
 
 # -------------------------------------------------------------------------------------------------------- programs
 def program(name, capability):
-    """The PTX of a kernel for devices of a compute capability ("90"), from disk or from the compiler."""
+    """The PTX of a kernel for devices of a compute capability ("90"): made ahead, from the cache, or from the compiler."""
+    ptx = _made_ahead(name, capability)
+    if ptx is not None:
+        return ptx
     folder = _compile.cache_folder(_versions)
     path = folder.usable and folder.path / _compile._file_name((*name, f"sm_{capability}"))
     if path:
@@ -81,6 +86,35 @@ def program(name, capability):
     if path:
         _compile._write(path, {"name": entry_of(name)}, (ptx,))
     return ptx
+
+
+def write_ahead(folder, names, capabilities):
+    """Write the PTX of kernels to a folder, for machines that have CuPy and no compiler; the number of files."""
+    folder = pathlib.Path(folder) / _source()
+    folder.mkdir(parents=True, exist_ok=True)
+    for capability in capabilities:
+        for name in names:
+            (folder / f"{entry_of(name)}.sm_{capability}.ptx").write_bytes(program(name, capability))
+    return len(names) * len(capabilities)
+
+
+def _made_ahead(name, capability):
+    """What `write_ahead` has left in ``FASTNORM_PTX_DIR`` for this source: the newest code that the device can run."""
+    folder = os.environ.get("FASTNORM_PTX_DIR")
+    if not folder:
+        return None
+    found = {}
+    for file in pathlib.Path(folder, _source()).glob(f"{entry_of(name)}.sm_*.ptx"):
+        number = file.name.split(".sm_")[1].removesuffix(".ptx")
+        if number.isdigit() and int(number) <= int(capability):
+            found[int(number)] = file
+    return found[max(found)].read_bytes() if found else None
+
+
+@functools.cache
+def _source():
+    """What tells this source from any other."""
+    return _compile._key("ptx")
 
 
 def entry_of(name):

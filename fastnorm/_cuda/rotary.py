@@ -5,8 +5,8 @@ import cupy
 from .._cpu.layout import merged
 from .._vocabulary import STORED, name_of
 from . import launch
-from .rotate import THREADS
 
+THREADS = 256  # of a block, for as many pairs, of one row or several
 MOST_PLANES = 65535  # of a grid's second axis, by CUDA
 
 

@@ -6,9 +6,8 @@ from numba.cuda import types
 from .. import _math
 from .block import get, inlined, put, shifted
 from .launch import Source
+from .rotary import THREADS
 from .tiles import kind_of
-
-THREADS = 256  # of a block, for as many pairs, of one row or several
 
 
 def rotate(dtype):

@@ -1,0 +1,27 @@
+"""Which kernels a function may need, for those who compile ahead."""
+
+from .._math import NORMS
+from .._vocabulary import STORED
+
+FUNCTIONS = (*NORMS, "group_norm", "add_rms_norm", "add_layer_norm", "softmax", "log_softmax", "logsumexp", "rope", "attention")
+_EACH_WAY = [(aligned, whole) for aligned in (True, False) for whole in (True, False)]
+
+
+def kernels_for(function, dtype):
+    """The names of all kernels that calls of a function on arrays of a dtype may ask `launch` for."""
+    stored = STORED[dtype]
+    if function == "rope":
+        yield "fastnorm._cuda.rotate:rotate", stored
+    elif function == "attention":  # keys and values of the dtype of the queries; a mask of float64 has kernels of its own
+        yield "fastnorm._cuda.attend:join", stored
+        for columns in (1, 2, 4, 8):
+            yield "fastnorm._cuda.attend:attend", stored, stored, columns, False
+    elif function in ("softmax", "log_softmax", "logsumexp"):
+        for way in _EACH_WAY:
+            yield "fastnorm._cuda.softmax_kernels:rows", function, stored, *way
+    else:
+        makers = {"group_norm": ("groups", "layer_norm"), "add_rms_norm": ("sum_rows", "rms_norm")}
+        makers["add_layer_norm"] = "sum_rows", "layer_norm"
+        maker, norm = makers.get(function, ("rows", function))
+        for way in _EACH_WAY:
+            yield f"fastnorm._cuda.rows:{maker}", norm, stored, *way
