@@ -9,14 +9,14 @@ import fastnorm
 
 
 def pytest_addoption(parser):
-    parser.addoption("--gpu", action="store_true", help="run the tests marked gpu, on a real device")
+    parser.addoption("--backend", choices=["numpy", "cupy"], default="numpy", help="cupy: the tests that run on a real device")
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--gpu"):
-        gpu = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if item not in gpu]
-        config.hook.pytest_deselected(items=gpu)
+    on_device = config.getoption("--backend") == "cupy"
+    others = [item for item in items if (item.get_closest_marker("gpu") is not None) != on_device]
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture

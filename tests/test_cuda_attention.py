@@ -1,4 +1,4 @@
-"""Softmax, RoPE and attention on CuPy arrays: their PTX interpreted, or on a real device with --gpu, against wider oracles."""
+"""Softmax, RoPE and attention on CuPy arrays: PTX interpreted, or a real device with --backend cupy, against oracles."""
 
 import cuda_devices
 import numpy as np

@@ -1,4 +1,4 @@
-"""What GPU kernels compute: their PTX interpreted, or on a real device with --gpu, against float64."""
+"""What GPU kernels compute: their PTX interpreted, or on a real device with --backend cupy, against float64."""
 
 import cuda_devices
 import numpy as np
