@@ -70,9 +70,9 @@ def test_a_launch_with_a_bias(device):
     y = fastnorm.layer_norm(x, weight, bias[:8], eps=0.5)
     fastnorm.layer_norm(x, None, bias[1:])
     one, other = device.launches
-    assert one.entry == "fastnorm_rows_layer_norm_float32_True_True"
+    assert one.entry == "fastnorm_short_rows_layer_norm_float32_True_True"
     lifted_eps = np.float32(np.inf)
-    assert one.arguments == (x.data.ptr, 32, y.data.ptr, 32, weight.data.ptr, bias.data.ptr, np.float32(0.5), lifted_eps, 8)
+    assert one.arguments == (x.data.ptr, 32, y.data.ptr, 32, weight.data.ptr, bias.data.ptr, np.float32(0.5), lifted_eps, 8, 2)
     assert other.entry.endswith("False_True")  # the bias is not aligned
     assert other.arguments[4:6] == (0, bias.data.ptr + 4)
 

@@ -11,6 +11,7 @@ import fastnorm
 from fastnorm._cuda import launch, norms
 
 slow = pytest.mark.slow
+SHORT = 512  # elements of float32 that a warp holds: it needs no barrier
 KERNELS = [
     ("rows", "rms_norm"),
     ("rows", "layer_norm"),
@@ -64,6 +65,16 @@ def test_registers(maker, norm, dtype, aligned, whole):
     assert 16 < used.registers <= 64
     numbers = 65 if centred else 32
     assert used.shared % 1024 == numbers * np.dtype(dtype).itemsize  # some compilers count the device's own KB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "float64"])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_registers_of_short_rows(norm, dtype):
+    """Four blocks of 128 threads are eight warps a scheduler: 128 registers would still do."""
+    used = ptxrun.resources(program("short_rows", norm, dtype))
+    assert used.spill_stores == used.spill_loads == used.stack == 0
+    assert used.registers <= 96
 
 
 @each_variant
@@ -130,7 +141,7 @@ def test_every_byte_once_and_128_bits_at_a_time(rng, n, weighted):
     assert stats.buffers["arg0"].bytes_read == x.nbytes
     assert stats.buffers["arg2"].bytes_written == x.nbytes
     assert stats.local_accesses == 0
-    assert stats.barriers == len(x)
+    assert stats.barriers == (len(x) if n > SHORT else 0)
 
 
 @pytest.mark.parametrize("n", [1, 33, 4099, 16381])
@@ -177,7 +188,7 @@ def test_centred_rows_in_registers_are_read_once(rng, n, distance):
         assert one.stats.global_loads == {128: (1 + given) * x.size // 4}
         assert one.stats.global_stores == {128: x.size // 4}
         assert one.stats.local_accesses == one.stats.f64 == 0
-        assert one.stats.barriers == (4 if distance else 2) * len(x)
+        assert one.stats.barriers == ((4 if distance else 2) * len(x) if n > SHORT else 0)
 
 
 @pytest.mark.parametrize(("distance", "times"), [(0, 2), (100, 3)])
@@ -247,13 +258,20 @@ def test_block_size():
 
 def test_more_rows_than_a_grid_may_have(rng, monkeypatch):
     monkeypatch.setattr(launch, "MOST_BLOCKS", 3)
-    x = rng.standard_normal((7, 40)).astype(np.float32)
-    with cuda_devices.interpreted() as device:
-        on_device = device.array(x)
-        y = fastnorm.rms_norm(on_device)
-        assert [one.grid for one in device.launches] == [(3,), (3,), (1,)]
-        wanted = np.concatenate([run(row[None])[1] for row in x])
-        assert (device.host(y) == wanted).all()
+    for n, grids in (600, [(3,), (3,), (1,)]), (40, [(1,), (1,), (1,)]):
+        x = rng.standard_normal((7, n)).astype(np.float32)
+        with cuda_devices.interpreted() as device:
+            y = device.host(fastnorm.rms_norm(device.array(x)))
+            assert [one.grid for one in device.launches] == grids
+        assert (y == np.concatenate([run(row[None])[1] for row in x])).all()
+
+
+def test_short_rows_share_a_block(rng):
+    """Four warps, a row each; the last block has fewer. Bits are those of the row alone."""
+    x = rng.standard_normal((9, 100)).astype(np.float32)
+    one, y = run_norm(norms.layer_norm, [x], [x[0], x[1]], check_races=True)
+    assert (one.grid, one.block, one.arguments[-1]) == ((3,), (32, 4), 9)
+    assert (y[8] == run_norm(norms.layer_norm, [x[8:]], [x[0], x[1]])[1]).all()
 
 
 def test_more_groups_than_a_grid_may_have(rng, monkeypatch):

@@ -297,6 +297,23 @@ def as_number(typing, integer, like):
 
 
 # ------------------------------------------------------------------------------------------------------------ sums
+# A row is the work of a team: of a block, or of a warp, where several rows share a block of (32, rows) threads. Either way
+# `threadIdx.x` counts the threads of a team, and `blockDim.x` is how many they are.
+@inlined
+def _wait_for_block():
+    cuda.syncthreads()
+
+
+@inlined
+def _wait_for_warp():
+    cuda.syncwarp()
+
+
+def barrier(warp):
+    """The function that waits for all threads of a team: a warp, or a block."""
+    return _wait_for_warp if warp else _wait_for_block
+
+
 @inlined
 def sum_warp(value):
     """The sum over the lanes of a warp, the same bits in every lane: each step adds the same two numbers in both."""

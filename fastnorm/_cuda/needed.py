@@ -19,9 +19,13 @@ def kernels_for(function, dtype):
     elif function in ("softmax", "log_softmax", "logsumexp"):
         for way in _EACH_WAY:
             yield "fastnorm._cuda.softmax_kernels:rows", function, stored, *way
+        yield from (("fastnorm._cuda.softmax_kernels:short_rows", function, stored, a, True) for a in (True, False))
     else:
         makers = {"group_norm": ("groups", "layer_norm"), "add_rms_norm": ("sum_rows", "rms_norm")}
         makers["add_layer_norm"] = "sum_rows", "layer_norm"
         maker, norm = makers.get(function, ("rows", function))
         for way in _EACH_WAY:
             yield f"fastnorm._cuda.rows:{maker}", norm, stored, *way
+        if maker == "rows":
+            for aligned in (True, False):
+                yield "fastnorm._cuda.rows:short_rows", norm, stored, aligned, True

@@ -63,14 +63,19 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     for number in at + strides + ([] if shape else parameters_at):  # what channels need is loaded one by one
         unaligned |= number
     whole = n * computed.itemsize <= threads * launch.HELD
-    run = launch.kernel("fastnorm._cuda.rows:" + maker, norm, dtype, not unaligned % ALIGNMENT, whole)
+    short = maker == "rows" and threads == launch.WARP
+    maker = f"fastnorm._cuda.rows:{'short_' if short else ''}{maker}"
+    run = launch.kernel(maker, norm, dtype, not unaligned % ALIGNMENT, whole)
     weight_at, bias_at = (*parameters_at, 0)[:2]
     rows = x.size // n
     for first in range(0, rows, launch.MOST_BLOCKS):
         places = [p for a, stride in zip(at, strides, strict=True) for p in (a + first * stride, stride)]
         behind = (first, *shape) if shape else ()
-        blocks = min(rows - first, launch.MOST_BLOCKS)
-        run((blocks,), (threads,), (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
+        grid, block = (min(rows - first, launch.MOST_BLOCKS),), (threads,)
+        if short:
+            behind = grid
+            grid, block = (-(-grid[0] // launch.SHORT_ROWS),), (launch.WARP, launch.SHORT_ROWS)
+        run(grid, block, (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
 
 
 @functools.lru_cache(maxsize=256)

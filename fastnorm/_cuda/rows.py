@@ -12,17 +12,18 @@ from numba.cuda import types
 from .. import _math
 from .._vocabulary import magnitude, maximum
 from .block import WARP, inlined, is_given, rounded, shifted
-from .launch import MOST_THREADS, Source
+from .launch import MOST_THREADS, SHORT_ROWS, Source
 from .sums import GUESSED, SHARED, guess, measure
 from .tiles import kind_of, layout, moves, parameters
 
 
-def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
+def schedule(norm, dtype, aligned, whole, added=False, grouped=False, warp=False):
     """What the kernels of this file have in common, as a function.
 
     `aligned`: arrays, strides between rows and the length of a row are multiples of 16 bytes, and so is the address of a
     weight or bias that is not `grouped`. `whole`: a block holds a row, ``n <= held * blockDim.x``. `added`: rows
-    are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels.
+    are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels. `warp`: a
+    row is the work of a warp, and `threadIdx.y` tells which.
     """
     centred, biased, wary = _math.NORMS[norm].centred, _math.NORMS[norm].biased, _math.NORMS[norm].wary
     settle, apply_common, apply_any = _math.NORMS[norm].settle, _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
@@ -34,8 +35,9 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
     place, count = layout(dtype)
     load, load_tile, add_tile, store_tile = moves(dtype, aligned)
     load_parameters = parameters(norm, dtype, aligned, whole, grouped)
-    guess_shift = guess(dtype)
-    measure_row = measure(norm, dtype, aligned, whole, added)
+    guess_shift = guess(dtype, warp)
+    measure_row = measure(norm, dtype, aligned, whole, added, warp)
+    room = n_shared * (SHORT_ROWS if warp else 1)
 
     @inlined
     def load_guessed(x, residual, n, tile):
@@ -75,7 +77,9 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False):
     @inlined
     def run(x, residual, kept, weight, bias, channels, inner, eps, lifted_eps, out, n):
         """Normalise a row, from where the pointers point to."""
-        shared = cuda.shared.array(n_shared, kind)
+        shared = cuda.shared.array(room, kind)
+        if warp:
+            shared = shared[cuda.threadIdx.y * n_shared :]
         tile = cuda.local.array(held, kind)
         if whole:
             load_tile(x, 0, n, tile)
@@ -110,6 +114,19 @@ def rows(norm, dtype, aligned, whole):
     return source(kernel, dtype)
 
 
+def short_rows(norm, dtype, aligned, whole):
+    """Kernel: normalise rows of `n` contiguous elements that a warp can hold, several a block."""
+    run = schedule(norm, dtype, aligned, whole, warp=True)
+
+    def kernel(x, x_stride, out, out_stride, weight, bias, eps, lifted_eps, n, n_rows):
+        row = types.int64(cuda.blockIdx.x) * SHORT_ROWS + cuda.threadIdx.y
+        if row < n_rows:
+            x, out = shifted(x, row * x_stride), shifted(out, row * out_stride)
+            run(x, x, x, weight, bias, n, 1, eps, lifted_eps, out, n)
+
+    return source(kernel, dtype, WARP * SHORT_ROWS)
+
+
 def sum_rows(norm, dtype, aligned, whole):
     """Kernel: keep the rows of x + residual, and normalise them."""
     run = schedule(norm, dtype, aligned, whole, added=True)
@@ -137,9 +154,9 @@ def groups(norm, dtype, aligned, whole):
     return source(kernel, dtype)
 
 
-def source(kernel, dtype):
+def source(kernel, dtype, threads=MOST_THREADS):
     """A kernel with the types of its arguments, which their names tell."""
     stored, computed = kind_of(dtype)[:2]
     known = dict.fromkeys(("x", "residual", "out", "kept"), types.CPointer(stored))
     known |= dict.fromkeys(("weight", "bias"), types.CPointer(computed)) | {"eps": computed, "lifted_eps": computed}
-    return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), MOST_THREADS)
+    return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), threads)

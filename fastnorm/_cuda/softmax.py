@@ -36,18 +36,23 @@ def _run(what, x, scale, out):
 
 
 def _launch(what, x, scale, out, out_stride):
-    """A block a row."""
+    """A block a row, or a warp."""
     n, stride = x.shape[-1], row_stride(x)
     stored, computed, sign, scale = _constants(scale, name_of(x.dtype))
     threads = launch.block_size(n, computed.itemsize)
     whole = n * computed.itemsize <= threads * launch.HELD
     places = [x.data.ptr, stride, n * x.itemsize] + ([out.data.ptr, out_stride] if what != SUM else [])
     aligned = not any(place % ALIGNMENT for place in places)
-    run = launch.kernel("fastnorm._cuda.softmax_kernels:rows", what, stored, aligned, whole)
+    short = threads == launch.WARP
+    maker = f"fastnorm._cuda.softmax_kernels:{'short_' if short else ''}rows"
+    run = launch.kernel(maker, what, stored, aligned, whole)
     rows = x.size // n
     for first in range(0, rows, launch.MOST_BLOCKS):
         at = x.data.ptr + first * stride, stride, out.data.ptr + first * out_stride, out_stride
-        run((min(rows - first, launch.MOST_BLOCKS),), (threads,), (*at, sign, scale, n))
+        grid, block, behind = (min(rows - first, launch.MOST_BLOCKS),), (threads,), ()
+        if short:
+            grid, block, behind = (-(-grid[0] // launch.SHORT_ROWS),), (launch.WARP, launch.SHORT_ROWS), grid
+        run(grid, block, (*at, sign, scale, n, *behind))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The kernel of softmax, a block of threads a row: the largest of the row, the sum of exponentials, the result.
+"""The kernel of softmax, a block of threads a row, or a warp: the largest of the row, the sum of exponentials, the result.
 
 A row that the block can hold is read once; a longer one three times.
 """
@@ -8,8 +8,8 @@ from numba.cuda import types
 
 from .. import _math
 from .._vocabulary import EXPONENTIALS, maximum, minimum, select
-from .block import ALL, WARP, inlined, leave_for_block, put, shifted, sum_block
-from .launch import MOST_THREADS, Source
+from .block import ALL, WARP, barrier, inlined, leave_for_block, put, shifted, sum_block, sum_warp
+from .launch import MOST_THREADS, SHORT_ROWS, Source
 from .tiles import kind_of, layout, moves
 
 
@@ -23,21 +23,39 @@ def largest_of_warp(value):
     return maximum(value, cuda.shfl_xor_sync(ALL, value, 16))
 
 
-@inlined
-def largest_of_block(value, shared, nothing):
-    """The largest over all threads. Barriers stand before and after the use of `shared`."""
-    value = largest_of_warp(value)
-    cuda.syncthreads()
-    if cuda.threadIdx.x % WARP == 0:
-        shared[cuda.threadIdx.x // WARP] = value
-    cuda.syncthreads()
-    lane = cuda.threadIdx.x % WARP
-    return largest_of_warp(shared[lane] if lane < cuda.blockDim.x // WARP else nothing)
+def reduction(warp):
+    """The functions about all threads of a team: the largest of their values, and the sum."""
+    wait = barrier(warp)
+
+    @inlined
+    def largest_of_all(value, shared, nothing):
+        """Barriers stand before and after the use of `shared`."""
+        value = largest_of_warp(value)
+        if warp:
+            return value
+        wait()
+        if cuda.threadIdx.x % WARP == 0:
+            shared[cuda.threadIdx.x // WARP] = value
+        wait()
+        lane = cuda.threadIdx.x % WARP
+        return largest_of_warp(shared[lane] if lane < cuda.blockDim.x // WARP else nothing)
+
+    @inlined
+    def sum_of_all(value, shared, zero):
+        if warp:
+            return sum_warp(value)
+        wait()
+        leave_for_block(value, shared, 0)
+        wait()
+        return sum_block(shared, 0, zero)
+
+    return largest_of_all, sum_of_all
 
 
-def rows(what, dtype, aligned, whole):
-    """Kernel: `what` of rows of `n` contiguous elements. `aligned` and `whole` as for the norms."""
-    stored, kind, name, bounds, _, width, held = kind_of(dtype)
+def schedule(what, dtype, aligned, whole, warp=False):
+    """What the kernels of this file have in common, as a function. `aligned`, `whole` and `warp` as for the norms."""
+    _, kind, name, bounds, _, width, held = kind_of(dtype)
+    largest_of_all, sum_of_all = reduction(warp)
     numbers = EXPONENTIALS[name]
     zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
     place, count = layout(dtype)
@@ -76,8 +94,9 @@ def rows(what, dtype, aligned, whole):
         for k in range(held):
             tile[k] = tile[k] - total if logarithm else tile[k] * total
 
-    def kernel(x, x_stride, out, out_stride, sign, scale, n):
-        x, out = shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride)
+    @inlined
+    def run(x, out, sign, scale, n):
+        """One row, from where the pointers point to."""
         shared, tile = cuda.shared.array(WARP, kind), cuda.local.array(held, kind)
         step = held * cuda.blockDim.x
         largest, smallest, strange = nothing, zero - nothing, zero
@@ -86,8 +105,8 @@ def rows(what, dtype, aligned, whole):
             load_tile(x, start, n, tile)
             largest, smallest, strange = extremes(tile, start, n, sign, largest, smallest, strange)
             start += step
-        largest = largest_of_block(largest, shared, nothing)
-        smallest = zero - largest_of_block(zero - smallest, shared, nothing)
+        largest = largest_of_all(largest, shared, nothing)
+        smallest = zero - largest_of_all(zero - smallest, shared, nothing)
         how = _math.comparison(largest, smallest, sign, scale, bounds.fraction, numbers)
         total = zero
         start = 0
@@ -96,12 +115,9 @@ def rows(what, dtype, aligned, whole):
                 load_tile(x, start, n, tile)
             total += exponentials(tile, start, n, how)
             start += step
-        cuda.syncthreads()
-        leave_for_block(total, shared, 0)
-        cuda.syncthreads()
-        total = sum_block(shared, 0, zero)
+        total = sum_of_all(total, shared, zero)
         if sum_only:
-            strange = largest_of_block(strange, shared, nothing)
+            strange = largest_of_all(strange, shared, nothing)
             value = _math.log_sum(_math.Weights(largest, total), numbers)
             if largest == zero - nothing:  # infinity stands out, unless something is not a number
                 value = select(strange == one, nothing - nothing, largest)
@@ -121,5 +137,34 @@ def rows(what, dtype, aligned, whole):
             store_tile(out, start, n, tile)
             start += step
 
-    pointer = types.CPointer(stored)
-    return Source(kernel, (pointer, types.int64, pointer, types.int64, kind, kind, types.int64), MOST_THREADS)
+    return run
+
+
+def rows(what, dtype, aligned, whole):
+    """Kernel: `what` of rows of `n` contiguous elements."""
+    run = schedule(what, dtype, aligned, whole)
+
+    def kernel(x, x_stride, out, out_stride, sign, scale, n):
+        run(shifted(x, cuda.blockIdx.x * x_stride), shifted(out, cuda.blockIdx.x * out_stride), sign, scale, n)
+
+    return source(kernel, dtype)
+
+
+def short_rows(what, dtype, aligned, whole):
+    """Kernel: the same of rows that a warp can hold, several a block."""
+    run = schedule(what, dtype, aligned, whole, warp=True)
+
+    def kernel(x, x_stride, out, out_stride, sign, scale, n, n_rows):
+        row = types.int64(cuda.blockIdx.x) * SHORT_ROWS + cuda.threadIdx.y
+        if row < n_rows:
+            run(shifted(x, row * x_stride), shifted(out, row * out_stride), sign, scale, n)
+
+    return source(kernel, dtype, WARP * SHORT_ROWS)
+
+
+def source(kernel, dtype, threads=MOST_THREADS):
+    """A kernel with the types of its arguments."""
+    stored, computed = kind_of(dtype)[:2]
+    pointer, integer = types.CPointer(stored), types.int64
+    given = (pointer, integer, pointer, integer, computed, computed, integer, integer)
+    return Source(kernel, given[: kernel.__code__.co_argcount], threads)

@@ -7,7 +7,7 @@ from numba import cuda
 
 from .. import _math
 from .._vocabulary import select
-from .block import ALL, CHAINS, WARP, add_exactly, as_number, inlined, leave_for_block, sum_block, sum_warp
+from .block import ALL, CHAINS, WARP, add_exactly, as_number, barrier, inlined, leave_for_block, sum_block, sum_warp
 from .tiles import kind_of, layout, moves
 
 GUESSED = 64  # elements whose mean is a row's shift: what the first warp holds in its first load
@@ -35,14 +35,15 @@ def _same(row, shift, bounds):
     return shift
 
 
-def guess(dtype):
+def guess(dtype, warp):
     """The function that guesses the shift of a row from its first 64 elements."""
     _, _, _, bounds, _, width, _ = kind_of(dtype)
     zero, one = bounds.zero, bounds.one
+    wait = barrier(warp)
 
     @inlined
     def guess_shift(tile, n, shared):
-        """The same in every thread of the block. The first warp works it out from the first load of its tile."""
+        """The same in every thread of the team. The first warp works it out from the first load of its tile."""
         first = cuda.shfl_sync(ALL, tile[0], 0)
         count = min(n, GUESSED)
         total = zero
@@ -52,19 +53,19 @@ def guess(dtype):
         total = sum_warp(total)
         if cuda.threadIdx.x == 0:
             shared[SHIFT] = _math.guess_mean(first, total, as_number(count, one), bounds)
-        cuda.syncthreads()
+        wait()
         return shared[SHIFT]
 
     return guess_shift
 
 
-def measure(norm, dtype, aligned, whole, added):
+def measure(norm, dtype, aligned, whole, added, warp):
     """The function that finds the statistics of a row."""
     centred = _math.NORMS[norm].centred
     statistics, is_off_centre, better_guess = _power, _never, _same
     if centred:
         statistics, is_off_centre, better_guess = _moments, _math.is_off_centre, _math.better_guess
-    sum_row = row_sums(norm, dtype, aligned, whole, added)
+    sum_row, wait = row_sums(norm, dtype, aligned, whole, added), barrier(warp)
     bounds = kind_of(dtype).bounds
     zero, one = bounds.zero, bounds.one
 
@@ -75,7 +76,7 @@ def measure(norm, dtype, aligned, whole, added):
         leave_for_block(squares, shared, 0)
         if centred:
             leave_for_block(total, shared, TOTAL)
-        cuda.syncthreads()
+        wait()
         squares = sum_block(shared, 0, zero)
         if centred:
             total = sum_block(shared, TOTAL, zero)
@@ -92,13 +93,13 @@ def measure(norm, dtype, aligned, whole, added):
             total, squares = sum_all(x, residual, kept, n, tile, shift, one, fresh, shared)
             scale = _math.rescue_scale(squares, lifted_eps, bounds)
             if scale != one:
-                cuda.syncthreads()
+                wait()
                 total, squares = sum_all(x, residual, kept, n, tile, shift, scale, False, shared)
             row = statistics(scale, as_number(n, one), total, squares)
             if not (fresh and is_off_centre(row, bounds)):
                 return row, shift
             shift, fresh = better_guess(row, shift, bounds), False
-            cuda.syncthreads()
+            wait()
 
     return measure_row
 
