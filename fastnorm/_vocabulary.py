@@ -89,6 +89,7 @@ class Exponential(NamedTuple):
     shift: np.floating  # adding it rounds to a whole number, whose bits then are the lowest of the sum
     ln2: np.floating
     margin: np.floating  # binary digits by which a query is kept below 1 where its scores might overflow
+    shrink: np.floating  # of weights: leaves room for sums of values over 2**40 keys
     sharpest: np.floating  # exponent of 2 of the largest power that is taken from a scale
     highest_lift: np.floating  # that of the largest number times such a power, with the margin
     coefficients: tuple[np.floating, ...]
@@ -107,6 +108,7 @@ def _exponential(dtype, digits, least_exponent, sharpest, coefficients):
         shift=dtype(1.5 * 2.0**digits),
         ln2=dtype(0.6931471805599453),
         margin=dtype(20),
+        shrink=dtype(2.0**-40),
         sharpest=dtype(sharpest),
         highest_lift=dtype(1 - least_exponent + sharpest + 20),
         coefficients=tuple(map(dtype, coefficients)),

@@ -5,6 +5,7 @@ import numpy as np
 import ptxrun
 import pytest
 from compare import assert_same_bits
+from far_from_one import CASES as FAR_FROM_ONE
 
 import fastnorm
 from fastnorm._bench import attention_oracles as oracles
@@ -162,6 +163,38 @@ def test_segments(device, rng):
     merged, merged_lse = fastnorm.merge_attention(*zip(*parts, strict=True))
     np.testing.assert_allclose(device.host(merged), device.host(out), atol=1e-6)
     np.testing.assert_allclose(device.host(merged_lse), device.host(lse), rtol=1e-6)
+
+
+TOO_SMALL = 1.6e-75  # for a scale in float32, which the GPU takes as one number
+
+
+@pytest.mark.parametrize("n_keys", [0, pytest.param(600, marks=pytest.mark.slow)], ids=["one segment", "two"])
+@pytest.mark.parametrize("case", [case for case in FAR_FROM_ONE if case[3].get("scale") != TOO_SMALL])
+def test_numbers_far_from_one(device, case, n_keys):
+    """As on the CPU, in one kernel; or, where keys are cut into segments, in another launch that is told by the device."""
+    q, k, v, options, wanted, wanted_lse = case
+    shown = {"q_start": 0, **options}
+    if n_keys:  # further keys, which may not be seen
+        k, v = (np.concatenate([a, np.zeros((n_keys - len(a), 1), a.dtype)]) for a in (k, v))
+        shown |= {"kv_lengths": len(case[1])}
+    largest = device.array(np.float32([np.finfo(np.float32).max]))
+    shown = {name: largest if isinstance(option, list) else option for name, option in shown.items()}
+    out, lse = fastnorm.attention(*map(device.array, (q, k, v)), return_lse=True, **shown)
+    np.testing.assert_allclose(device.host(out), np.full((1, 1), wanted), rtol=2e-6)
+    np.testing.assert_allclose(device.host(lse), np.full(1, wanted_lse), rtol=2e-6)
+
+
+def test_other_rows_keep_their_bits(device, rng):
+    q, k, v = arrays(rng, n=20, keys=40)
+    alone = device.host(fastnorm.attention(*map(device.array, (q, k, v))))
+    q[0, 1, 3:5] *= np.float32(1e36)
+    q[0, 2, 7] = np.nan
+    beside = device.host(fastnorm.attention(*map(device.array, (q, k, v))))
+    same = np.ones(q.shape[:3], bool)
+    same[0, 1, 3:5] = same[0, 2, 7] = False
+    assert_same_bits(beside[same], alone[same])
+    assert np.isfinite(beside[0, 1]).all()
+    assert np.isnan(beside[0, 2, 7]).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0)])

@@ -118,7 +118,7 @@ def _numbers(scale, softcap, qk_norm, eps, computed, attempt):
     if attempt >= layout.LIFTED and 2 <= abs(rest) < math.inf:
         excess = 2.0 ** (math.frexp(rest)[1] - 1)
         rest /= excess
-    shrink = 2.0**-40 if attempt in (layout.SHRUNK, layout.BOTH) else 1.0
+    shrink = EXPONENTIALS[computed.name].shrink if attempt in (layout.SHRUNK, layout.BOTH) else 1.0
     both = both_eps("unit_norm" if qk_norm == "unit" else "rms_norm", computed, eps)
     with np.errstate(all="ignore"):
         return np.array([power, rest, softcap or 0.0, *both, excess, shrink], computed)

@@ -49,12 +49,13 @@ def _attend(q, k, v, options, out, lse):
     stored, cached = STORED[name_of(q.dtype)], STORED[name_of(k.dtype)]
     blocks, all_rows = -(-group * n // layout.ROWS), n_batch * n_heads * n
     segments = max(1, -(-n_keys // layout.SEGMENT)) if group * n <= layout.FEW else 1
-    columns = min(layout.MOST_COLUMNS, 1 << max(0, -(-value_size // launch.WARP) - 1).bit_length())
-    parts = [0, 0, 0]
+    columns = min(layout.MOST_COLUMNS, max(layout.LEAST_COLUMNS, 1 << max(0, -(-value_size // launch.WARP) - 1).bit_length()))
+    parts, marks = [0, 0, 0], 0
     if segments > 1:
-        room = cupy.empty(segments * all_rows * (value_size + 2), lse.dtype)
+        room = cupy.empty(segments * all_rows * (value_size + 2) + all_rows, lse.dtype)
         size = room.itemsize * segments * all_rows
         parts = [room.data.ptr, room.data.ptr + size * value_size, room.data.ptr + size * (value_size + 1)]
+        marks = room.data.ptr + size * (value_size + 2)
     start, starts = _same_or_each(options.starts)
     length, lengths = _same_or_each(options.lengths)
     given = [a if a is None or a.flags.c_contiguous else cupy.ascontiguousarray(a) for a in (options.slopes, options.sinks)]
@@ -67,17 +68,20 @@ def _attend(q, k, v, options, out, lse):
     numbers = [start, length, left, right, _finite(options.scale, number), _finite(options.softcap or 0.0, number)]
     sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
     run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, masked[-1] == layout.FLOAT64)
-    run(grid, (layout.THREADS,), (*arrays, *numbers, *sizes, *parts))
+    run(grid, (layout.THREADS,), (*arrays, *numbers, layout.FIRST, 0, *sizes, *parts))
     if segments > 1:
-        _join(parts, segments, out, lse)
+        _join(parts, segments, out, lse, marks)
+        # Rows that left the range, which the device alone knows of: most often none, and then this is over at once.
+        sizes[-1] = n_keys
+        run((grid[0], 1, grid[2]), (layout.THREADS,), (*arrays, *numbers, layout.SHRUNK, marks, *sizes, 0, 0, 0))
 
 
-def _join(parts, n_parts, out, lse):
+def _join(parts, n_parts, out, lse, marks=0):
     """Put parts together, of which `parts` are the addresses: sums or means, largest scores, totals or 0."""
     *_, heads, n, size = out.shape
     run = launch.kernel("fastnorm._cuda.attend:join", STORED[name_of(out.dtype)])
     arrays = [*parts, n_parts, lse.size, out.data.ptr, *out.strides, lse.data.ptr]
-    run((lse.size,), (layout.THREADS,), (*arrays, n, heads, size))
+    run((lse.size,), (layout.THREADS,), (*arrays, n, heads, size, marks))
 
 
 def merge_attention(outs, lses, out, lse):

@@ -1,29 +1,34 @@
 """What the schedule of attention and its kernels must agree on. Free of numba."""
 
-from .._cpu.attention_layout import BFLOAT16, BOOLEAN, FLOAT16, FLOAT64, MASKS, NO_MASK, UNBOUNDED
+from .._cpu.attention_layout import BFLOAT16, BOOLEAN, BOTH, FIRST, FLOAT16, FLOAT64, LIFTED, MASKS, NO_MASK, SHRUNK, UNBOUNDED
 
 KEYS = 32  # of a tile: the lanes of a warp
 WARP_ROWS = 4  # queries of a warp
 ROWS = 16  # of a block
 THREADS = 128  # of a block: a warp for each four rows
 CHUNK = 32  # features that are in shared memory at once
-MOST_COLUMNS = 8  # times 32 columns of values that a warp holds the sums of
+LEAST_COLUMNS, MOST_COLUMNS = 2, 8  # times 32 columns of values that a warp holds the sums of
 SEGMENT = 512  # keys, where queries are few
 FEW = 16  # rows that are: one block
 
 __all__ = [
     "BFLOAT16",
     "BOOLEAN",
+    "BOTH",
     "CHUNK",
     "FEW",
+    "FIRST",
     "FLOAT16",
     "FLOAT64",
     "KEYS",
+    "LEAST_COLUMNS",
+    "LIFTED",
     "MASKS",
     "MOST_COLUMNS",
     "NO_MASK",
     "ROWS",
     "SEGMENT",
+    "SHRUNK",
     "THREADS",
     "UNBOUNDED",
     "WARP_ROWS",

@@ -14,7 +14,7 @@ def kernels_for(function, dtype):
         yield "fastnorm._cuda.rotate:rotate", stored
     elif function == "attention":  # keys and values of the dtype of the queries; a mask of float64 has kernels of its own
         yield "fastnorm._cuda.attend:join", stored
-        for columns in (1, 2, 4, 8):
+        for columns in (2, 4, 8):
             yield "fastnorm._cuda.attend:attend", stored, stored, columns, False
     elif function in ("softmax", "log_softmax", "logsumexp"):
         for way in _EACH_WAY:
