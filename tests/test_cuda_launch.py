@@ -129,7 +129,8 @@ def test_wrong_orders_for_ptx(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_kernel_that_may_be_needed_compiles(function):
-    """In the dtype of which other tests compile least."""
-    for name in kernels_for(function, "bfloat16"):
-        assert launch.program(name, "80")
+def test_kernels_that_may_be_needed_compile(function):
+    """One of each function, in the dtype of which other tests compile least; the names of all."""
+    names = list(kernels_for(function, "bfloat16"))
+    assert len({launch.entry_of(name) for name in names}) == len(names) > 0
+    assert launch.program(names[-1], "80")

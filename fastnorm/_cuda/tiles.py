@@ -117,10 +117,12 @@ def parameters(norm, dtype, aligned, whole, grouped):
     load_one, _, _, _ = moves(computed, aligned)
 
     @inlined
-    def load(parameter, j, stop, absent, values, k):
+    def load_several(parameter, j, stop, absent, values, k):
         """As many as elements come with one load."""
         for i in range(0, width, step):
             load_one(parameter, j + i, stop, absent, values, k + i)
+
+    load = load_one if width == step else load_several  # the sum of two integers has 64 bits, and takes two registers
 
     @inlined
     def load_channels(weight, bias, channels, inner, j, weights, biases, k):
