@@ -173,8 +173,13 @@ def attend(dtype, cached, columns, wide_mask):
         high = min(high, (integer(cuda.blockIdx.y) + 1) * segment)
         flat = (b * key_heads + key_head) * rows
         all_rows = integer(cuda.gridDim.x) // blocks * rows
+        pending = types.int32(0)
         for r in range(WARP_ROWS):
             done[r] = own + r >= rows or (is_given(marks) and marks[flat + own + r] == zero)
+            if not done[r]:
+                pending = types.int32(1)
+        if cuda.syncthreads_or(pending) == 0:
+            return
 
         while True:  # as on the CPU, rows that end without a number are computed again, in another way
             in_query, in_score = (scale, one) if attempt >= LIFTED else (one, scale)
