@@ -256,3 +256,16 @@ def test_registers(columns):
     used = ptxrun.resources(launch.program((ATTEND, "float32", "float32", columns, False), "90").decode())
     assert used.spill_stores == used.spill_loads == used.stack == 0
     assert used.registers <= 255
+
+
+def test_bfloat16(device, rng):
+    """Computed in float32, rounded once: within half a unit of its eight digits."""
+    dtype = pytest.importorskip("ml_dtypes").bfloat16
+    x = rng.standard_normal((3, 100), np.float32).astype(dtype)
+    q, k = (rng.standard_normal((1, heads, n, 16), np.float32).astype(dtype) for heads, n in ((2, 3), (1, 40)))
+    for y, wanted in (
+        (fastnorm.softmax(device.array(x)), oracles.softmax(x)),
+        (fastnorm.attention(*map(device.array, (q, k, k))), oracles.attention(q, k, k)[0]),
+    ):
+        assert device.host(y).dtype == dtype
+        np.testing.assert_allclose(device.host(y).astype(np.float64), wanted, rtol=2.0**-8, atol=1e-6)
