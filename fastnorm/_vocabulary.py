@@ -16,6 +16,7 @@ Nothing here imports numba. To add a word: a function here, and its bodies in th
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -186,6 +187,12 @@ def functions_of(namespace):
     """The functions that a module defines, given its namespace: what backends compile of a module of formulas."""
     own = [value for value in namespace.values() if getattr(value, "__module__", None) == namespace["__name__"]]
     return tuple(value for value in own if not isinstance(value, type))
+
+
+def finite_in(value, dtype):
+    """A number of Python's own as one of a dtype: what is finite stays so."""
+    largest = float(np.finfo(dtype).max)
+    return np.dtype(dtype).type(min(max(value, -largest), largest) if math.isfinite(value) else value)
 
 
 @functools.cache

@@ -50,6 +50,11 @@ def test_softmax(device, rng, n, dtype):
     assert np.isnan(total[3])
 
 
+def test_a_scale_beyond_the_dtype(device):
+    x = device.array(np.float32([[0, 1, 1]]))
+    np.testing.assert_array_equal(device.host(fastnorm.softmax(x, scale=1e300)), [[0, 0.5, 0.5]])
+
+
 def test_softmax_along_any_axis_and_in_place(device, rng):
     x = rng.standard_normal((3, 5, 6)).astype(np.float32)
     along = device.host(fastnorm.softmax(device.array(x), axis=1))

@@ -59,7 +59,7 @@ def test_words(rng, word, dtype):
 def test_every_word_is_tested():
     functions = [name for name, value in vars(words).items() if callable(value) and value.__doc__ and not name.startswith("_")]
     functions = [name for name in functions if name not in {"Range", "Exponential", "NamedTuple", "select"}]
-    assert set(functions) <= set(WORDS) | {"polynomial", "two_to", "logarithm", "name_of", "functions_of"}
+    assert set(functions) <= set(WORDS) | {"polynomial", "two_to", "logarithm", "name_of", "functions_of", "finite_in"}
     assert all(hasattr(operator, name) or name in functions or name in {"and", "or"} for name in WORDS)
 
 

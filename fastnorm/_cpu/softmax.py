@@ -1,18 +1,17 @@
 """Schedules of softmax, its logarithm, and the logarithm of its sum; as `norms` for the norms."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from .._compile import Scratch, kernel
 from .._math import add_totals
-from .._vocabulary import COMPUTED
+from .._vocabulary import COMPUTED, finite_in
 from .layout import KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, TREE, planes, row_count, slab_width, tasks
 from .norms import ENDLESS, LONG, PLAIN, TASK, as_stored, step_of, streaming_of
 from .threads import get_num_threads, share
 
-PARALLEL = 1 << 17  # elements a task should have at least: an exponential takes four times as long as the rest of a norm
+PARALLEL = 1 << 17  # elements a task should have at least: an exponential is more work than the rest of a norm
 
 
 class SmallPlan(NamedTuple):
@@ -89,10 +88,7 @@ def _each(x, scale, what, out):
 def _given(scale, stored):
     """The numbers of a call, in the dtype of the computation: the sign of the scale, and the scale, which stays finite."""
     computed = np.dtype(COMPUTED[stored.name])
-    largest = float(np.finfo(computed).max)
-    scale = min(max(scale, -largest), largest) if math.isfinite(scale) else scale
-    with np.errstate(all="ignore"):
-        return np.array([-1.0 if scale < 0 else 1.0, scale], computed)
+    return np.array([-1.0 if scale < 0 else 1.0, finite_in(scale, computed)], computed)
 
 
 def _kept(n, given):

@@ -3,13 +3,10 @@
 What is a block and what a segment depends on lengths alone. Nothing waits for the device.
 """
 
-import functools
-import math
-
 import cupy
 import numpy as np
 
-from .._vocabulary import STORED, name_of
+from .._vocabulary import STORED, finite_in, name_of
 from . import attention_layout as layout
 from . import launch
 from .norms import rms_norm, unit_norm
@@ -59,13 +56,16 @@ def _attend(q, k, v, options, out, lse):
     start, starts = _same_or_each(options.starts)
     length, lengths = _same_or_each(options.lengths)
     given = [a if a is None or a.flags.c_contiguous else cupy.ascontiguousarray(a) for a in (options.slopes, options.sinks)]
-    number = lse.dtype.type
     left, right = (layout.UNBOUNDED if side is None else side for side in (options.left, options.right))
     grid = n_batch * key_heads * blocks, segments, max(1, -(-value_size // (columns * launch.WARP)))
     places = [place for array in (q, k, v, out) for place in (array.data.ptr, *array.strides)]
-    masked = [0] * 6 if options.mask is None else [options.mask.data.ptr, *options.mask.strides, _mask_kind(options.mask)]
+    masked = (
+        [0] * 6
+        if options.mask is None
+        else [options.mask.data.ptr, *options.mask.strides, layout.MASKS[options.mask.dtype.name]]
+    )
     arrays = [*places, lse.data.ptr, *masked, _at(starts), _at(lengths), *map(_at, given)]
-    numbers = [start, length, left, right, _finite(options.scale, number), _finite(options.softcap or 0.0, number)]
+    numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), finite_in(options.softcap or 0.0, lse.dtype)]
     sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
     run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, masked[-1] == layout.FLOAT64)
     run(grid, (layout.THREADS,), (*arrays, *numbers, layout.FIRST, 0, *sizes, *parts))
@@ -97,28 +97,13 @@ def merge_attention(outs, lses, out, lse):
     _join((means.data.ptr, logs.data.ptr, 0), parts, rows, lse)
 
 
-def _mask_kind(mask):
-    return layout.MASKS[mask.dtype.name]
-
-
 def _same_or_each(integers):
     """One integer for the whole batch, and None; or 0 and an array of them on the device."""
     if len(set(integers.tolist())) == 1:
         return int(integers[0]), None
-    return 0, _on_device(integers)
-
-
-def _on_device(integers):
-    return cupy.asarray(np.ascontiguousarray(integers))
+    return 0, cupy.asarray(np.ascontiguousarray(integers))
 
 
 def _at(array):
     """The address of an array; 0 where there is none."""
     return 0 if array is None else array.data.ptr
-
-
-@functools.lru_cache(maxsize=256)
-def _finite(value, number):
-    """A number of the computation; what is finite stays so."""
-    largest = float(np.finfo(number).max)
-    return number(min(max(value, -largest), largest) if math.isfinite(value) else value)

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from .._vocabulary import COMPUTED, STORED, name_of
+from .._vocabulary import COMPUTED, STORED, finite_in, name_of
 from . import launch
 from .layout import over_rows, row_stride
 from .norms import ALIGNMENT
@@ -60,5 +60,4 @@ def _constants(scale, dtype):
     """Names of the dtypes stored and computed; the sign of the scale, and the scale."""
     stored = STORED[dtype]
     computed = np.dtype(COMPUTED[stored])
-    with np.errstate(all="ignore"):
-        return stored, computed, computed.type(-1 if scale < 0 else 1), computed.type(scale)
+    return stored, computed, computed.type(-1 if scale < 0 else 1), finite_in(scale, computed)
