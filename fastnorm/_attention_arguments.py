@@ -2,11 +2,11 @@
 
 import operator
 import sys
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._arguments import landing, unless_overwritten
+from ._attention_options import Options
 from ._checks import as_array, check_out, computed, eps_of, library_for, native, number_of, result_dtype
 from ._dispatch import function_of, library_of
 from ._vocabulary import STORED, name_of
@@ -14,27 +14,6 @@ from .consistency import attention_scale
 
 _FAR = 1 << 60  # positions are kept within this, so that sums of them fit
 _EPS = {"rms": 1e-6, "unit": 0.0, None: 0.0}  # the defaults of rms_norm and unit_norm
-
-
-class Options(NamedTuple):
-    """What was asked for besides q, k and v. Arrays have the batch axes of the call first."""
-
-    mask: Any  # (..., heads, queries, keys) of truth values or of floats; None: there is none
-    starts: Any  # (...,): the position of the first query
-    lengths: Any  # (...,): keys that are there
-    left: int | None  # keys seen before the position; None: all
-    right: int | None  # and after it
-    scale: float
-    softcap: float | None
-    slopes: Any  # (heads,) in the dtype of the computation, or None
-    sinks: Any
-    qk_norm: str | None
-    eps: float
-
-    def at(self, i):
-        """Those of one element of the first batch axis."""
-        mask = self.mask if self.mask is None else self.mask[i]
-        return self._replace(mask=mask, starts=self.starts[i], lengths=self.lengths[i])
 
 
 def attention_arguments(

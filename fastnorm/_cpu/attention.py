@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from .._attention_options import over_batch
 from .._compile import Scratch, kernel
 from .._vocabulary import COMPUTED, EXPONENTIALS, name_of
 from . import attention_layout as layout
@@ -23,17 +24,7 @@ PARTS = 1 << 25  # bytes that parts may take
 
 def attention(q, k, v, options, out, lse):
     """Attention of prepared arrays: (..., heads, length, size), with the same batch axes."""
-    if out.size + lse.size == 0:
-        return
-    if q.ndim > 4:
-        for i in range(len(q)):
-            attention(q[i], k[i], v[i], options.at(i), out[i], lse[i])
-    elif q.ndim == 4:
-        _attend(*map(as_stored, (q, k, v)), options, as_stored(out), lse)
-    else:
-        mask = None if options.mask is None else options.mask[None]
-        options = options._replace(mask=mask, starts=options.starts[None], lengths=options.lengths[None])
-        attention(q[None], k[None], v[None], options, out[None], lse[None])
+    over_batch(_attend, *map(as_stored, (q, k, v)), options, as_stored(out), lse)
 
 
 def _attend(q, k, v, options, out, lse):

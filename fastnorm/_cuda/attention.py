@@ -6,6 +6,7 @@ What is a block and what a segment depends on lengths alone. Nothing waits for t
 import cupy
 import numpy as np
 
+from .._attention_options import over_batch
 from .._vocabulary import STORED, finite_in, name_of
 from . import attention_layout as layout
 from . import launch
@@ -16,19 +17,7 @@ NORMS = {"rms": rms_norm, "unit": unit_norm}
 
 def attention(q, k, v, options, out, lse):
     """Attention of prepared arrays: (..., heads, length, size), with the same batch axes. `lse` is contiguous."""
-    if out.size + lse.size == 0:
-        return
-    if q.ndim > 4:
-        for i in range(len(q)):
-            attention(q[i], k[i], v[i], options.at(i), out[i], lse[i])
-    elif q.ndim == 4:
-        if options.qk_norm:
-            q, k = (_normalised(a, options, lse.dtype) for a in (q, k))
-        _attend(q, k, v, options, out, lse)
-    else:
-        mask = None if options.mask is None else options.mask[None]
-        options = options._replace(mask=mask, starts=options.starts[None], lengths=options.lengths[None])
-        attention(q[None], k[None], v[None], options, out[None], lse[None])
+    over_batch(_attend, q, k, v, options, out, lse)
 
 
 def _normalised(array, options, dtype):
@@ -40,6 +29,8 @@ def _normalised(array, options, dtype):
 
 
 def _attend(q, k, v, options, out, lse):
+    if options.qk_norm:
+        q, k = (_normalised(a, options, lse.dtype) for a in (q, k))
     n_batch, n_heads, n, head_size = q.shape
     key_heads, n_keys, value_size = v.shape[1:]
     group = n_heads // key_heads
@@ -59,11 +50,8 @@ def _attend(q, k, v, options, out, lse):
     left, right = (layout.UNBOUNDED if side is None else side for side in (options.left, options.right))
     grid = n_batch * key_heads * blocks, segments, max(1, -(-value_size // (columns * launch.WARP)))
     places = [place for array in (q, k, v, out) for place in (array.data.ptr, *array.strides)]
-    masked = (
-        [0] * 6
-        if options.mask is None
-        else [options.mask.data.ptr, *options.mask.strides, layout.MASKS[options.mask.dtype.name]]
-    )
+    mask = options.mask
+    masked = [0] * 6 if mask is None else [mask.data.ptr, *mask.strides, layout.MASKS[mask.dtype.name]]
     arrays = [*places, lse.data.ptr, *masked, _at(starts), _at(lengths), *map(_at, given)]
     numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), finite_in(options.softcap or 0.0, lse.dtype)]
     sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
