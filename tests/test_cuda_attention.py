@@ -5,6 +5,7 @@ import numpy as np
 import ptxrun
 import pytest
 from compare import assert_same_bits
+from cuda_attention_cases import EACH_OPTION, UNIT, arrays, checked
 from far_from_one import CASES as FAR_FROM_ONE
 
 import fastnorm
@@ -12,7 +13,6 @@ from fastnorm._bench import attention_oracles as oracles
 from fastnorm._cuda import launch
 
 DTYPES = {"float16": "int16", "float32": "float32", "float64": "float64"}
-UNIT = {"float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 @pytest.fixture(params=["interpreted", pytest.param("real", marks=pytest.mark.gpu)])
@@ -82,40 +82,6 @@ def test_rope(device, rng, shape, turned, interleaved, dtype):
 
 
 # -------------------------------------------------------------------------------------------------------- attention
-def arrays(rng, heads=(4, 2), n=5, keys=70, sizes=(33, 33), batch=1, dtype="float32", cached=None):
-    q = rng.standard_normal((batch, heads[0], n, sizes[0])).astype(dtype)
-    return q, *(rng.standard_normal((batch, heads[1], keys, size)).astype(cached or dtype) for size in sizes)
-
-
-def checked(device, q, k, v, **options):
-    """Attention on the device, held against the oracle as on the CPU."""
-    device_options = {n: device.array(o) if n in ("mask", "sinks", "alibi_slopes") else o for n, o in options.items()}
-    out, lse = fastnorm.attention(*map(device.array, (q, k, v)), return_lse=True, **device_options)
-    out, lse = device.host(out), device.host(lse)
-    wanted, wanted_lse, (score, value) = oracles.attention(q, k, v, **options)
-    unit = UNIT["float64" if q.dtype == np.float64 else "float32"]
-    allowed = ((16 + 8 * score) * unit * value)[..., None]
-    if q.itemsize == 2:
-        allowed = allowed + 2 * UNIT["float16"] * np.abs(wanted) + 2.0**-25
-    assert out.dtype == q.dtype
-    assert (np.abs(out.astype(wanted.dtype) - wanted) <= allowed).all()
-    np.testing.assert_allclose(lse, wanted_lse.astype(lse.dtype), rtol=1e-5, atol=2e-5)
-    return out, lse
-
-
-EACH_OPTION = {
-    "none": {},
-    "causal": {"is_causal": True},
-    "window": {"is_causal": True, "window": (8, 0)},
-    "scale and cap": {"scale": 0.3, "softcap": 2.0},
-    "scale 0": {"scale": 0.0},
-    "RMS": {"qk_norm": "rms"},
-    "unit": {"qk_norm": "unit", "eps": 1e-3},
-    "start": {"q_start": 3, "is_causal": True},
-    "nothing to see": {"q_start": -9, "is_causal": True},
-}
-
-
 @pytest.mark.parametrize("n", [1, pytest.param(5, marks=pytest.mark.slow), 21])
 @pytest.mark.parametrize("options", EACH_OPTION.values(), ids=EACH_OPTION)
 def test_options(device, rng, options, n):

@@ -9,14 +9,12 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import EXPONENTIALS, fma, magnitude, maximum, minimum, select
+from .._vocabulary import EXPONENTIALS, fma, magnitude, maximum, select
 from .attention_layout import (
-    BFLOAT16,
     BOOLEAN,
     BOTH,
     CHUNK,
     FIRST,
-    FLOAT16,
     KEYS,
     LIFTED,
     NO_MASK,
@@ -25,40 +23,13 @@ from .attention_layout import (
     THREADS,
     WARP_ROWS,
 )
-from .block import ALL, WARP, as_number, get, inlined, is_given, pointer_as, put, shifted, sum_warp
+from .block import ALL, WARP, as_number, get, inlined, is_given, put, shifted, sum_warp
 from .launch import Source
+from .scores import mask_reader, query_at, seen
 from .softmax_kernels import largest_of_warp
 from .tiles import kind_of
 
 STRIDE = CHUNK + 1  # of keys in shared memory: lanes then read from different banks
-
-
-def mask_reader(computed, wide):
-    """The function that reads an element of a mask as what is added to a score; minus infinity forbids.
-
-    `wide`: the mask is of float64. In other kernels of float32 there is no float64, which most GPUs compute 64 times slower.
-    """
-    numbers, double = EXPONENTIALS[computed], EXPONENTIALS["float64"]
-    narrow = types.float32 if computed == "float32" else types.float64
-
-    @inlined
-    def wide_bias_at(mask, kind):
-        value = get(pointer_as(mask, types.float64), 0)
-        lowest = types.float64(numbers.lowest)  # what is finite stays so
-        within = minimum(maximum(value, lowest), double.zero - lowest)
-        return narrow(select(magnitude(value) <= double.zero - double.lowest, within, value))
-
-    @inlined
-    def bias_at(mask, kind):
-        if kind == BOOLEAN:
-            return numbers.zero if mask[0] != 0 else numbers.nothing
-        if kind == FLOAT16:
-            return narrow(get(pointer_as(mask, types.int16), 0))
-        if kind == BFLOAT16:
-            return narrow(get(pointer_as(mask, types.uint16), 0))
-        return narrow(get(pointer_as(mask, types.float32), 0))
-
-    return wide_bias_at if wide else bias_at
 
 
 def attend(dtype, cached, columns, wide_mask):
@@ -71,12 +42,6 @@ def attend(dtype, cached, columns, wide_mask):
     n_sums, n_keys, n_queries, n_lifts = WARP_ROWS * columns, KEYS * STRIDE, ROWS * CHUNK, 4 * ROWS
 
     @inlined
-    def seen(row, n, start, length, left, right):
-        """The first key that a row may see, and the end of the last."""
-        here = start + row % n
-        return max(integer(0), here - left), min(length, here + right + 1)
-
-    @inlined
     def load_keys(k, row_stride, stride, key, end, first, head_size, keys):
         """A chunk of the features of 32 keys, zeros where there is none."""
         i = cuda.threadIdx.x
@@ -87,10 +52,6 @@ def attend(dtype, cached, columns, wide_mask):
                 value = get(shifted(k, (key + j) * row_stride + feature * stride), 0)
             keys[j * STRIDE + i % CHUNK] = value
             i += THREADS
-
-    @inlined
-    def query_at(q, head_stride, row_stride, head, n, row):
-        return shifted(q, (head + row // n) * head_stride + (row % n) * row_stride)
 
     @inlined
     def load_queries(q, head_stride, row_stride, stride, head, n, first_row, rows, first, head_size, lifts, queries):

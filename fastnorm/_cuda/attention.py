@@ -7,10 +7,10 @@ import cupy
 import numpy as np
 
 from .._attention_options import over_batch
-from .._vocabulary import STORED, finite_in, name_of
+from .._vocabulary import COMPUTED, STORED, finite_in, name_of
 from . import attention_layout as layout
 from . import launch
-from .norms import rms_norm, unit_norm
+from .norms import ALIGNMENT, rms_norm, unit_norm
 
 NORMS = {"rms": rms_norm, "unit": unit_norm}
 
@@ -55,13 +55,40 @@ def _attend(q, k, v, options, out, lse):
     arrays = [*places, lse.data.ptr, *masked, _at(starts), _at(lengths), *map(_at, given)]
     numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), finite_in(options.softcap or 0.0, lse.dtype)]
     sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
-    run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, masked[-1] == layout.FLOAT64)
-    run(grid, (layout.THREADS,), (*arrays, *numbers, layout.FIRST, 0, *sizes, *parts))
+    wide_mask = masked[-1] == layout.FLOAT64
+    run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, wide_mask)
+    block = (layout.THREADS,)
+    if _suits_tensor_cores(stored, cached, group * n, max(head_size, value_size)):
+        size = next(size for size in layout.MATRIX_SIZES if size >= max(head_size, value_size))
+        fast = launch.kernel("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, _aligned(q, k, v, out), wide_mask)
+        room = cupy.empty(all_rows, lse.dtype)
+        blocks = -(-group * n // layout.MATRIX_ROWS)
+        fast(
+            (n_batch * key_heads * blocks,),
+            block,
+            (*arrays, *numbers, layout.FIRST, room.data.ptr, *sizes[:5], blocks, 0, 0, 0, 0),
+        )
+        run(grid, block, (*arrays, *numbers, layout.FIRST, room.data.ptr, *sizes, *parts))  # rows that are marked
+        return
+    run(grid, block, (*arrays, *numbers, layout.FIRST, 0, *sizes, *parts))
     if segments > 1:
         _join(parts, segments, out, lse, marks)
         # Rows that left the range, which the device alone knows of: most often none, and then this is over at once.
         sizes[-1] = n_keys
-        run((grid[0], 1, grid[2]), (layout.THREADS,), (*arrays, *numbers, layout.SHRUNK, marks, *sizes, 0, 0, 0))
+        run((grid[0], 1, grid[2]), block, (*arrays, *numbers, layout.SHRUNK, marks, *sizes, 0, 0, 0))
+
+
+def _suits_tensor_cores(stored, cached, rows, size):
+    """True where they are worth it. Neither layout nor batch decides, as they round otherwise than `attend` does."""
+    if stored != cached or COMPUTED[stored] == stored or rows <= layout.FEW or size > layout.MATRIX_SIZES[-1]:
+        return False
+    return int(launch.capability(cupy.cuda.runtime.getDevice())) >= layout.MATRIX_CAPABILITY
+
+
+def _aligned(*arrays):
+    """True if 128 bits at a time can move: features lie side by side, and all else at multiples of 16 bytes."""
+    numbers = (number for a in arrays for number in (a.data.ptr, a.shape[-1] * a.itemsize, *a.strides[:-1]))
+    return all(a.strides[-1] == a.itemsize for a in arrays) and not any(number % ALIGNMENT for number in numbers)
 
 
 def _join(parts, n_parts, out, lse, marks=0):

@@ -11,6 +11,12 @@ LEAST_COLUMNS, MOST_COLUMNS = 2, 8  # times 32 columns of values that a warp hol
 SEGMENT = 512  # keys, where queries are few
 FEW = 16  # rows that are: one block
 
+# On tensor cores
+MATRIX_ROWS = 64  # of a block: 16 a warp
+MATRIX_KEYS = 64  # of a tile: with as many values, 34 of the 48 KiB of shared memory that every device gives a block
+MATRIX_SIZES = (64, 128)  # features and columns that a block holds; with 32, ptxas would spill to have a third block run beside
+MATRIX_CAPABILITY = 80  # of a device, at least
+
 __all__ = [
     "BFLOAT16",
     "BOOLEAN",
@@ -24,6 +30,10 @@ __all__ = [
     "LEAST_COLUMNS",
     "LIFTED",
     "MASKS",
+    "MATRIX_CAPABILITY",
+    "MATRIX_KEYS",
+    "MATRIX_ROWS",
+    "MATRIX_SIZES",
     "MOST_COLUMNS",
     "NO_MASK",
     "ROWS",

@@ -142,7 +142,7 @@ COMPUTED = {types.int16: types.float32, types.uint16: types.float32, types.float
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 
 
-def _widen(builder, dtype, raw):
+def widen(builder, dtype, raw):
     """What was loaded from a pointer to `dtype`, in the dtype of the computation; 16-bit floats as in `_cpu/half.py`."""
     if dtype == types.int16:
         return builder.fpext(builder.bitcast(raw, ir.HalfType()), ir.FloatType())
@@ -170,7 +170,7 @@ def get(typing, pointer, index):
     """An element, in the dtype of the computation."""
 
     def codegen(context, builder, signature, args):
-        return _widen(builder, pointer.dtype, builder.load(builder.gep(args[0], [args[1]])))
+        return widen(builder, pointer.dtype, builder.load(builder.gep(args[0], [args[1]])))
 
     return COMPUTED[pointer.dtype](pointer, types.int64), codegen
 
@@ -201,7 +201,7 @@ def load_wide(typing, pointer, index, registers, place):
             builder.store(raw, builder.bitcast(target, vector.as_pointer()), align=_alignment(pointer))
         else:
             for i in range(vector.count):
-                value = _widen(builder, pointer.dtype, builder.extract_element(raw, _I32(i)))
+                value = widen(builder, pointer.dtype, builder.extract_element(raw, _I32(i)))
                 builder.store(value, builder.gep(target, [_I32(i)]))
         return context.get_dummy_value()
 
@@ -233,7 +233,7 @@ def rounded(typing, pointer, value):
     """A number as it would come back from where `pointer` points."""
 
     def codegen(context, builder, signature, args):
-        return _widen(builder, pointer.dtype, _narrow(builder, pointer.dtype, args[1]))
+        return widen(builder, pointer.dtype, _narrow(builder, pointer.dtype, args[1]))
 
     return value(pointer, value), codegen
 

@@ -57,9 +57,13 @@ def kernel(maker, *parameters):
         with _lock:
             found = _functions.get((device, name))
             if found is None:
-                capability = cupy.cuda.Device(device).compute_capability
-                found = _functions[device, name] = load(entry_of(name), program(name, capability))
+                found = _functions[device, name] = load(entry_of(name), program(name, capability(device)))
     return found
+
+
+def capability(device):
+    """The compute capability of a device, such as "90"."""
+    return cupy.cuda.Device(device).compute_capability
 
 
 def load(entry, ptx):

@@ -1,7 +1,8 @@
 """Which kernels a function may need, for those who compile ahead."""
 
 from .._math import NORMS
-from .._vocabulary import STORED
+from .._vocabulary import COMPUTED, STORED
+from .attention_layout import MATRIX_SIZES
 
 FUNCTIONS = (*NORMS, "group_norm", "add_rms_norm", "add_layer_norm", "softmax", "log_softmax", "logsumexp", "rope", "attention")
 _EACH_WAY = [(aligned, whole) for aligned in (True, False) for whole in (True, False)]
@@ -16,6 +17,11 @@ def kernels_for(function, dtype):
         yield "fastnorm._cuda.attend:join", stored
         for columns in (2, 4, 8):
             yield "fastnorm._cuda.attend:attend", stored, stored, columns, False
+        if COMPUTED[stored] != stored:
+            for size in MATRIX_SIZES:
+                yield from (
+                    ("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, aligned, False) for aligned in (True, False)
+                )
     elif function in ("softmax", "log_softmax", "logsumexp"):
         for way in _EACH_WAY:
             yield "fastnorm._cuda.softmax_kernels:rows", function, stored, *way
