@@ -117,6 +117,11 @@ def test_dtypes(device, rng, dtype, cached):
     checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), is_causal=True)
 
 
+@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, ("float32", "float16")])
+def test_dtypes_with_normalised_keys(device, rng, dtype, cached):
+    checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), qk_norm="rms")
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (64, 100), pytest.param((8, 300), marks=pytest.mark.slow)])
 def test_head_sizes(device, rng, sizes):
     """Values wider than what a warp holds are taken by several blocks."""
@@ -196,8 +201,8 @@ PROGRAMS = [
     ("fastnorm._cuda.softmax_kernels:rows", "softmax", "float32", True, True),
     ("fastnorm._cuda.softmax_kernels:rows", "logsumexp", "int16", True, False),
     ("fastnorm._cuda.rotate:rotate", "int16"),
-    (ATTEND, "float32", "float32", 4, False),
-    pytest.param((ATTEND, "int16", "uint16", 2, False), marks=pytest.mark.slow),
+    (ATTEND, "float32", "float32", False, 4, False),
+    pytest.param((ATTEND, "int16", "uint16", False, 2, False), marks=pytest.mark.slow),
     ("fastnorm._cuda.attend:join", "float32"),
 ]
 
@@ -224,7 +229,7 @@ def test_softmax_reads_once_and_writes_once(rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [2, 4, 8])
 def test_registers(columns):
-    used = ptxrun.resources(launch.program((ATTEND, "float32", "float32", columns, False), "90").decode())
+    used = ptxrun.resources(launch.program((ATTEND, "float32", "float32", False, columns, False), "90").decode())
     assert used.spill_stores == used.spill_loads == used.stack == 0
     assert used.registers <= 255
 

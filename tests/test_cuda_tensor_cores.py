@@ -138,14 +138,15 @@ def test_each_block_reads_once(rng):
 
 @pytest.mark.parametrize("dtype", ["int16", pytest.param("uint16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("capability", ["80", *(pytest.param(c, marks=pytest.mark.slow) for c in ("90", "100"))])
+@pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("size", [64, 128])
-def test_code(size, capability, dtype):
+def test_code(size, aligned, capability, dtype):
     """Products on tensor cores, copies 128 bits wide beside them, nothing in local memory, no float64."""
-    ptx = launch.program(("fastnorm._cuda.attend_matrix:attend_tiles", dtype, size, True, False), capability).decode()
+    ptx = launch.program(("fastnorm._cuda.attend_matrix:attend_tiles", dtype, size, aligned, False), capability).decode()
     name = {"int16": "f16", "uint16": "bf16"}[dtype]
-    products = 2 * (64 * 64 * size) // (16 * 16 * 8) // 4  # of four warps
+    products = 2 * (64 * 64 * size) // (16 * 16 * 8) // 4  # of each of four warps
     assert ptx.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32") == products
-    assert "cp.async.cg.shared.global" in ptx
-    assert not any(word in ptx for word in (".f64", ".local", "call"))
-    used = ptxrun.resources(ptx)
+    assert ("cp.async.cg.shared.global" in ptx) == aligned
+    assert not any(word in ptx for word in (".f64 ", ".local", "call"))
+    used = ptxrun.resources(ptx, f"sm_{capability}")
     assert used.spill_stores == used.spill_loads == used.stack == 0

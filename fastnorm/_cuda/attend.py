@@ -32,8 +32,12 @@ from .tiles import kind_of
 STRIDE = CHUNK + 1  # of keys in shared memory: lanes then read from different banks
 
 
-def attend(dtype, cached, columns, wide_mask):
-    """Kernel: attention of 16 rows a block, to all keys or to a segment, for `columns` times 32 columns of values."""
+def attend(dtype, cached, normalised, columns, wide_mask):
+    """Kernel: attention of 16 rows a block, to all keys or to a segment, for `columns` times 32 columns of values.
+
+    `dtype`: of queries and results; `cached`: of keys and values. Queries and keys that are `normalised` have the dtype of the
+    computation.
+    """
     stored, kind, name, _, _, _, _ = kind_of(dtype)
     numbers = EXPONENTIALS[name]
     zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
@@ -277,11 +281,12 @@ def attend(dtype, cached, columns, wide_mask):
                 return
             attempt += 1
 
-    read, number = types.CPointer(getattr(types, cached)), types.CPointer(kind)
+    number, result, value = types.CPointer(kind), types.CPointer(stored), types.CPointer(getattr(types, cached))
+    query, key = (number, number) if normalised else (result, value)
     i, four = integer, [integer] * 4
-    pointer, bytes_, integers = types.CPointer(stored), types.CPointer(types.uint8), types.CPointer(integer)
+    bytes_, integers = types.CPointer(types.uint8), types.CPointer(integer)
     kinds = (
-        *(pointer, *four, read, *four, read, *four, pointer, *four, number, bytes_, *four, i),
+        *(query, *four, key, *four, value, *four, result, *four, number, bytes_, *four, i),
         *(integers, integers, number, number, i, i, i, i, kind, kind, i, number),
         *(i, i, i, i, i, i, i, number, number, number),
     )

@@ -15,7 +15,7 @@ from numba.cuda import types
 
 from .. import _math
 from .._vocabulary import EXPONENTIALS, fma, maximum, select
-from .attention_layout import BOOLEAN, MATRIX_KEYS, MATRIX_ROWS, NO_MASK, THREADS
+from .attention_layout import BOOLEAN, MATRIX_BLOCKS, MATRIX_KEYS, MATRIX_ROWS, NO_MASK, THREADS
 from .block import ALL, WARP, as_number, inlined, is_given, shifted
 from .launch import Source
 from .matrix import (
@@ -48,6 +48,28 @@ def sum_four(value):
 def largest_of_four(value):
     value = maximum(value, cuda.shfl_xor_sync(ALL, value, 1))
     return maximum(value, cuda.shfl_xor_sync(ALL, value, 2))
+
+
+def unrolled(count, maker):
+    """The function that calls ``maker(0)``, ``maker(1)``, ... in turn, all with its arguments: a loop over registers.
+
+    Of an array that is indexed by anything but constants, nothing stays in registers, and what NVVM unrolls depends on its
+    version.
+    """
+    steps = [maker(j) for j in range(count)]
+    run = steps.pop()
+    while steps:
+        run = _then(steps.pop(), run)
+    return run
+
+
+def _then(first, second):
+    @inlined
+    def both(*args):
+        first(*args)
+        second(*args)
+
+    return both
 
 
 def attend_tiles(dtype, size, aligned, wide_mask):
@@ -132,6 +154,44 @@ def attend_tiles(dtype, size, aligned, wide_mask):
                 bits |= types.uint32(1) << types.uint32(i)
         return bits
 
+    def capping(j):
+        @inlined
+        def cap_tile(scores, cap):
+            for i in range(4 * j, 4 * j + 4):
+                scores[i] = _math.capped(scores[i], cap, numbers)
+
+        return cap_tile
+
+    def lowering(j):
+        @inlined
+        def lower_tile(scores, slopes, positions, key):
+            for i in range(4 * j, 4 * j + 4):
+                here = as_number(key + j * EIGHT + cuda.threadIdx.x % 4 * 2 + i % 2, one)
+                if slopes[i // 2 % 2] != zero:
+                    scores[i] = _math.with_distance(scores[i], slopes[i // 2 % 2], positions[i // 2 % 2], here, numbers)
+
+        return lower_tile
+
+    def biasing(j):
+        @inlined
+        def bias_tile(scores, bits, masks, key_stride, mask_kind, key):
+            for i in range(4 * j, 4 * j + 4):
+                if (bits >> types.uint32(i)) & types.uint32(1) != types.uint32(0):
+                    here = shifted(masks[i // 2 % 2], (key + j * EIGHT + cuda.threadIdx.x % 4 * 2 + i % 2) * key_stride)
+                    scores[i] = _math.with_bias(scores[i], bias_at(here, mask_kind), numbers)
+
+        return bias_tile
+
+    def weighing(j):
+        @inlined
+        def weigh_tile(scores, against):
+            for i in range(4 * j, 4 * j + 4):
+                scores[i] = _math.weight_of(scores[i], against[i // 2 % 2], no_lift, numbers)
+
+        return weigh_tile
+
+    cap_scores, lower_scores, add_biases, weigh = (unrolled(tiles, maker) for maker in (capping, lowering, biasing, weighing))
+
     def kernel(
         q, q_batch, q_head, q_row, q_stride, k, k_batch, k_head, k_row, k_stride, v, v_batch, v_head, v_row, v_stride,
         out, out_batch, out_head, out_row, out_stride, lse, mask, mask_batch, mask_head, mask_row, mask_stride, mask_kind,
@@ -146,6 +206,7 @@ def attend_tiles(dtype, size, aligned, wide_mask):
         bounds = cuda.shared.array(n_bounds, integer)
         first, end = cuda.local.array(2, types.int32), cuda.local.array(2, types.int32)
         largest, total, rounded = cuda.local.array(2, kind), cuda.local.array(2, kind), cuda.local.array(2, kind)
+        against, factors = cuda.local.array(2, kind), cuda.local.array(2, kind)
         goods = cuda.local.array(2, types.uint32)
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
         rest = integer(cuda.blockIdx.x) // blocks
@@ -222,23 +283,13 @@ def attend_tiles(dtype, size, aligned, wide_mask):
             for i in range(n_scores):
                 scores[i] = _math.infinite_as_nan(scores[i] * scale, numbers)
             if cap != zero:
-                for i in range(n_scores):
-                    scores[i] = _math.capped(scores[i], cap, numbers)
+                cap_scores(scores, cap)
             if is_given(slopes):
-                for h in range(2):
-                    row = min(own + h * EIGHT, rows - 1)
-                    slope, position = slopes[head + row // n], as_number(start + row % n, one)
-                    if slope != zero:
-                        for j in range(tiles):
-                            for c in range(2):
-                                here = as_number(key + j * EIGHT + lane % 4 * 2 + c, one)
-                                at = 4 * j + 2 * h + c
-                                scores[at] = _math.with_distance(scores[at], slope, position, here, numbers)
+                upper, lower = min(own, rows - 1), min(own + EIGHT, rows - 1)
+                both = slopes[head + upper // n], slopes[head + lower // n]
+                lower_scores(scores, both, (as_number(start + upper % n, one), as_number(start + lower % n, one)), key)
             if mask_kind > BOOLEAN:
-                for i in range(n_scores):
-                    if (bits >> types.uint32(i)) & types.uint32(1) != types.uint32(0):
-                        here = shifted(masks[i // 2 % 2], (key + i // 4 * EIGHT + lane % 4 * 2 + i % 2) * mask_stride)
-                        scores[i] = _math.with_bias(scores[i], bias_at(here, mask_kind), numbers)
+                add_biases(scores, bits, masks, mask_stride, mask_kind, key)
             if bits != types.uint32(0xFFFFFFFF):
                 for i in range(n_scores):
                     if (bits >> types.uint32(i)) & types.uint32(1) == types.uint32(0):
@@ -249,23 +300,21 @@ def attend_tiles(dtype, size, aligned, wide_mask):
                     highest = maximum(scores[4 * j + 2 * h], highest)
                     highest = maximum(scores[4 * j + 2 * h + 1], highest)
                 step = _math.next_step(largest[h], largest_of_four(highest), no_lift, numbers)
-                largest[h] = step.largest
-                for j in range(tiles):
-                    for c in range(2):
-                        at = 4 * j + 2 * h + c
-                        scores[at] = _math.weight_of(scores[at], step.against, no_lift, numbers)
+                largest[h], against[h], factors[h] = step
+            weigh(scores, against)
+            for h in range(2):
                 more = less = zero
                 for j in range(tiles):
                     more += scores[4 * j + 2 * h] + scores[4 * j + 2 * h + 1]
                     weights[2 * j + h] = pack(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1])
                     less += unpack(weights[2 * j + h], 0) + unpack(weights[2 * j + h], 1)
-                total[h], rounded[h] = _math.grown(total[h], more, step.factor), _math.grown(rounded[h], less, step.factor)
+                total[h] = _math.grown(total[h], more, factors[h])
+                rounded[h] = _math.grown(rounded[h], less, factors[h])
                 for c in range(columns):
-                    sums[4 * c + 2 * h] *= step.factor
-                    sums[4 * c + 2 * h + 1] *= step.factor
+                    sums[4 * c + 2 * h] *= factors[h]
+                    sums[4 * c + 2 * h + 1] *= factors[h]
             wait_for_copies()
             cuda.syncthreads()
-            here = key
             key += MATRIX_KEYS
             if key < high:
                 load_keys(k, k_row, k_stride, key, high, head_size, keys)
@@ -316,4 +365,4 @@ def attend_tiles(dtype, size, aligned, wide_mask):
         *(integers, integers, number, number, i, i, i, i, kind, kind, i, number),
         *(i, i, i, i, i, i, i, number, number, number),
     )
-    return Source(kernel, kinds, THREADS)
+    return Source(kernel, kinds, (THREADS, MATRIX_BLOCKS))

@@ -34,7 +34,7 @@ def _attend(q, k, v, options, out, lse):
     n_batch, n_heads, n, head_size = q.shape
     key_heads, n_keys, value_size = v.shape[1:]
     group = n_heads // key_heads
-    stored, cached = STORED[name_of(q.dtype)], STORED[name_of(k.dtype)]
+    stored, cached, normalised = STORED[name_of(out.dtype)], STORED[name_of(v.dtype)], options.qk_norm is not None
     blocks, all_rows = -(-group * n // layout.ROWS), n_batch * n_heads * n
     segments = max(1, -(-n_keys // layout.SEGMENT)) if group * n <= layout.FEW else 1
     columns = min(layout.MOST_COLUMNS, max(layout.LEAST_COLUMNS, 1 << max(0, -(-value_size // launch.WARP) - 1).bit_length()))
@@ -56,9 +56,9 @@ def _attend(q, k, v, options, out, lse):
     numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), finite_in(options.softcap or 0.0, lse.dtype)]
     sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
     wide_mask = masked[-1] == layout.FLOAT64
-    run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, columns, wide_mask)
+    run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, normalised, columns, wide_mask)
     block = (layout.THREADS,)
-    if _suits_tensor_cores(stored, cached, group * n, max(head_size, value_size)):
+    if not normalised and _suits_tensor_cores(stored, cached, group * n, max(head_size, value_size)):
         size = next(size for size in layout.MATRIX_SIZES if size >= max(head_size, value_size))
         fast = launch.kernel("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, _aligned(q, k, v, out), wide_mask)
         room = cupy.empty(all_rows, lse.dtype)

@@ -13,8 +13,9 @@ FEW = 16  # rows that are: one block
 
 # On tensor cores
 MATRIX_ROWS = 64  # of a block: 16 a warp
+MATRIX_BLOCKS = 2  # side by side: told to have a third, ptxas would keep registers in memory
 MATRIX_KEYS = 64  # of a tile: with as many values, 34 of the 48 KiB of shared memory that every device gives a block
-MATRIX_SIZES = (64, 128)  # features and columns that a block holds; with 32, ptxas would spill to have a third block run beside
+MATRIX_SIZES = (64, 128)  # features and columns that a block has room for
 MATRIX_CAPABILITY = 80  # of a device, at least
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "LEAST_COLUMNS",
     "LIFTED",
     "MASKS",
+    "MATRIX_BLOCKS",
     "MATRIX_CAPABILITY",
     "MATRIX_KEYS",
     "MATRIX_ROWS",

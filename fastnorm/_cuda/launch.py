@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     function: Any  # a Python function over pointers and numbers
     types: tuple  # numba's types of its arguments
-    threads: int  # that a block may have, hence how many registers one of them
+    threads: Any  # that a block may have, hence how many registers one of them; or these and how many blocks run side by side
 
 
 def block_size(n, itemsize):

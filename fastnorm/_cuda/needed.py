@@ -16,7 +16,7 @@ def kernels_for(function, dtype):
     elif function == "attention":  # keys and values of the dtype of the queries; a mask of float64 has kernels of its own
         yield "fastnorm._cuda.attend:join", stored
         for columns in (2, 4, 8):
-            yield "fastnorm._cuda.attend:attend", stored, stored, columns, False
+            yield from (("fastnorm._cuda.attend:attend", stored, stored, norm, columns, False) for norm in (False, True))
         if COMPUTED[stored] != stored:
             for size in MATRIX_SIZES:
                 yield from (
