@@ -20,7 +20,7 @@ import fastnorm
 from fastnorm._bench import attention_oracles, oracles
 
 ROUNDS, CALLS = 11, 5
-TESTS = ["tests/test_cuda_norms.py", "tests/test_cuda_attention.py"]
+TESTS = ["tests/test_cuda_norms.py", "tests/test_cuda_attention.py", "tests/test_cuda_tensor_cores.py"]
 ROWS = [(16384, 4096), (65536, 1024), (1 << 20, 128), (64, 1 << 20), (128, 4096)]
 DTYPES = ["float32", "float16", "bfloat16"]
 HEADS = [  # (batch, heads, heads of keys, queries, keys, head size), options

@@ -1,6 +1,7 @@
 """Public functions on CuPy arrays: what reaches the launch, what is refused, and that both backends are alike."""
 
 import inspect
+from types import SimpleNamespace
 
 import cuda_devices  # first: it skips where there is no CuPy
 import cupy
@@ -9,6 +10,8 @@ import pytest
 
 import fastnorm
 from fastnorm import _cpu, _cuda
+from fastnorm._bench import measure
+from fastnorm._bench.cases import Case
 from fastnorm._cuda import norms
 
 
@@ -134,6 +137,41 @@ def test_a_kernel_is_loaded_once(device, monkeypatch):
     assert len(loads) == 1
 
 
+def test_each_device_loads_its_own(device, monkeypatch):
+    """Kernels belong to the current device, and are compiled for what it can do."""
+    current, loads = [0], []
+
+    class Properties:
+        def __init__(self, number):
+            self.compute_capability = ("90", "80")[number]
+
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
+    monkeypatch.setattr(cupy.cuda, "Device", Properties)
+    monkeypatch.setattr(norms.launch, "load", lambda entry, ptx: loads.append(ptx) or device.load(entry, ptx))
+    x = device.array(np.ones((2, 8), np.float32))
+    for current[0] in (0, 1, 0, 1):
+        fastnorm.rms_norm(x)
+    assert [b".target sm_90" in ptx for ptx in loads] == [True, False]
+
+
+def test_no_call_waits_or_changes_the_stream(device, monkeypatch):
+    """CuPy launches on its current stream, which stays the caller's; nothing asks it for one, nor waits for it."""
+
+    def never(*arguments):
+        raise AssertionError("waited for the device, or asked for a stream")
+
+    for name in ("deviceSynchronize", "streamSynchronize", "eventSynchronize", "memcpy", "setDevice"):
+        monkeypatch.setattr(cupy.cuda.runtime, name, never)
+    for module, name in ((cupy, "asnumpy"), (cupy.cuda, "get_current_stream"), (cupy.cuda, "Stream"), (cupy.cuda, "Event")):
+        monkeypatch.setattr(module, name, never)
+    x, k = (device.array(np.ones((1, 2, n, 8), np.float32)) for n in (1, 600))
+    fastnorm.add_layer_norm(x, x)
+    fastnorm.softmax(x, axis=1)
+    fastnorm.attention(x, k, k, qk_norm="rms", kv_lengths=600)
+    fastnorm.merge_attention([x, x], [x[..., 0], x[..., 0]])
+    assert len(device.launches) == 8  # of attention: two norms, segments, their join, and rows that left the range
+
+
 def test_libraries_do_not_mix(device):
     on_host, on_device = np.ones((2, 8), np.float32), device.array(np.ones((2, 8), np.float32))
     for x, y, wanted in ((on_host, on_device, "numpy.*cupy"), (on_device, on_host, "cupy.*numpy")):
@@ -173,3 +211,21 @@ def test_arrays_of_other_libraries_on_a_gpu(device, rng):
     assert type(fastnorm.rms_norm(Foreign(), device.array(np.ones(8, np.float32)))) is cupy.ndarray
     with pytest.raises(TypeError, match=r"^rms_norm: weight must be a numpy array as x is"):
         fastnorm.rms_norm(np.ones((3, 8), np.float32), Foreign())
+
+
+TIMED = [Case(1, "layer_norm", (3, 100), ()), Case(3, "add_rms_norm", (3, 100), ()), Case(7, "softmax", (3, 100), ())]
+TIMED += [Case(7, "rope", (1, 2, 3, 8), ()), Case(8, "attention", (1, 2, 5, 8), ())]
+TIMED += [Case(11, "attention", (1, 2, 20, 8), (), dtype="bfloat16")]
+
+
+@pytest.mark.parametrize("case", TIMED, ids=lambda case: case.title)
+def test_the_bench_checks_what_it_times_on_a_gpu(device, monkeypatch, case):
+    waits = []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: stream)
+    monkeypatch.setattr(cupy, "asnumpy", device.host)
+    job = measure.prepare(case, threads=1)
+    one = measure.contender("gpu", job)
+    measure.check("gpu", one, job)
+    assert device.launches
+    assert waits == [1]
