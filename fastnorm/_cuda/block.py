@@ -349,3 +349,9 @@ def add_exactly(total, lost, value):
     new = total + value
     added = new - total
     return new, lost + ((total - (new - added)) + (value - added))
+
+
+@inlined
+def with_lost(total, lost):
+    """A sum with what its roundings lost; what an infinite sum loses is NaN."""
+    return total + lost if lost == lost else total

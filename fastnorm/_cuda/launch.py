@@ -25,6 +25,7 @@ WARP = 32
 HELD = 64  # bytes of a row that a thread holds: four loads of 128 bits under way at once; kernels take 48 to 64 registers
 SHORT_ROWS = 4  # of a block, where a warp holds a row: 128 threads, for which every device has room several times
 MOST_THREADS = 1024  # of a block, by CUDA
+MOST_WARPS = 16  # of a block that takes columns, whose threads need more registers than 64
 MOST_BLOCKS = 2**31 - 1  # of a grid, by CUDA
 
 _lock = threading.RLock()

@@ -1,8 +1,11 @@
 """CuPy arrays as rows that kernels can go through."""
 
 import math
+from typing import NamedTuple
 
 import cupy
+
+FEWEST_COLUMNS = 8  # side by side: 32 bytes of float32, the least that a GPU reads at once
 
 
 def over_rows(run, inputs, outputs, axes=1):
@@ -46,3 +49,31 @@ def row_stride(array, axes=1):
             return None
         count *= length
     return size if stride is None else stride
+
+
+class Columns(NamedTuple):
+    """Rows side by side, in bytes: from an element to the next, and from a set of columns to the next."""
+
+    inner: int  # columns side by side, one element apart
+    step: int
+    outer: int
+
+
+def columns(array):
+    """How rows lie that are columns of memory; None if they are not, or too few to be read together."""
+    *shape, _ = array.shape
+    *strides, step = array.strides
+    inner = 1
+    while shape and (shape[-1] == 1 or strides[-1] == inner * array.itemsize):
+        inner *= shape.pop()
+        strides.pop()
+    outer, count = 0, 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length == 1:
+            continue
+        if count == 1:
+            outer = stride
+        elif stride != count * outer:
+            return None
+        count *= length
+    return Columns(inner, step, outer) if inner >= FEWEST_COLUMNS else None

@@ -33,5 +33,6 @@ def kernels_for(function, dtype):
         for way in _EACH_WAY:
             yield f"fastnorm._cuda.rows:{maker}", norm, stored, *way
         if maker == "rows":
+            yield "fastnorm._cuda.columns:columns", norm, stored
             for aligned in (True, False):
                 yield "fastnorm._cuda.rows:short_rows", norm, stored, aligned, True

@@ -9,7 +9,7 @@ import numpy as np
 from .._math import NORMS
 from .._two_passes import apart
 from .._vocabulary import COMPUTED, RANGES, STORED, name_of
-from . import launch
+from . import launch, layout
 from .layout import over_rows, row_stride
 
 ALIGNMENT = 16  # bytes of a 128-bit load
@@ -17,7 +17,11 @@ ALIGNMENT = 16  # bytes of a 128-bit load
 
 def _normalise(norm, x, parameters, eps, out):
     """Normalise the rows of `x`. `parameters`: the weight, and the bias of a norm that has one; None for one not given."""
-    _run("rows", norm, (x,), parameters, eps, (out,))
+    across = layout.columns(x), layout.columns(out)
+    if row_stride(x) is None and None not in across and across[0].inner == across[1].inner:
+        _launch_columns(norm, x, parameters, eps, out, *across)
+    else:
+        _run("rows", norm, (x,), parameters, eps, (out,))
 
 
 def _add(norm, x, residual, parameters, eps, out, kept):
@@ -76,6 +80,22 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
             behind = grid
             grid, block = (-(-grid[0] // launch.SHORT_ROWS),), (launch.WARP, launch.SHORT_ROWS)
         run(grid, block, (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
+
+
+def _launch_columns(norm, x, parameters, eps, out, source, target):
+    """A block for 32 columns, which it sums in the order of the `warps` that one would have for a row."""
+    n, inner = x.shape[-1], source.inner
+    if x.size == 0:
+        return
+    dtype, computed, eps, lifted_eps = _constants(norm, eps, name_of(x.dtype))
+    blocks = -(-inner // launch.WARP)
+    warps = launch.block_size(n, computed.itemsize) // launch.WARP
+    grid, block = (x.size // n // inner * blocks,), (launch.WARP, min(warps, launch.MOST_WARPS))
+    parameters = [p if p is None or p.flags.c_contiguous else cupy.ascontiguousarray(p) for p in parameters]
+    weight_at, bias_at = (*(0 if p is None else p.data.ptr for p in parameters), 0)[:2]
+    places = x.data.ptr, source.step, source.outer, out.data.ptr, target.step, target.outer
+    run = launch.kernel("fastnorm._cuda.columns:columns", norm, dtype)
+    run(grid, block, (*places, weight_at, bias_at, eps, lifted_eps, n, inner, blocks, warps))
 
 
 @functools.lru_cache(maxsize=256)

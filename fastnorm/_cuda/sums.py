@@ -7,7 +7,7 @@ from numba import cuda
 
 from .. import _math
 from .._vocabulary import select
-from .block import ALL, CHAINS, WARP, add_exactly, as_number, barrier, inlined, leave_for_block, sum_block, sum_warp
+from .block import ALL, CHAINS, WARP, add_exactly, as_number, barrier, inlined, leave_for_block, sum_block, sum_warp, with_lost
 from .tiles import kind_of, layout, moves
 
 GUESSED = 64  # elements whose mean is a row's shift: what the first warp holds in its first load
@@ -33,6 +33,13 @@ def _never(row, bounds):
 @inlined
 def _same(row, shift, bounds):
     return shift
+
+
+def formulas_of(norm):
+    """`statistics` of the sums over a row, `is_off_centre` and `better_guess` of the shift that they are about."""
+    if _math.NORMS[norm].centred:
+        return _moments, _math.is_off_centre, _math.better_guess
+    return _power, _never, _same
 
 
 def guess(dtype, warp):
@@ -62,9 +69,7 @@ def guess(dtype, warp):
 def measure(norm, dtype, aligned, whole, added, warp):
     """The function that finds the statistics of a row."""
     centred = _math.NORMS[norm].centred
-    statistics, is_off_centre, better_guess = _power, _never, _same
-    if centred:
-        statistics, is_off_centre, better_guess = _moments, _math.is_off_centre, _math.better_guess
+    statistics, is_off_centre, better_guess = formulas_of(norm)
     sum_row, wait = row_sums(norm, dtype, aligned, whole, added), barrier(warp)
     bounds = kind_of(dtype).bounds
     zero, one = bounds.zero, bounds.one
@@ -162,9 +167,5 @@ def row_sums(norm, dtype, aligned, whole, added):
             squares, squares_lost = add_exactly(squares, squares_lost, tile_squares)
             start += held * cuda.blockDim.x
         return with_lost(total, total_lost), with_lost(squares, squares_lost)
-
-    @inlined
-    def with_lost(total, lost):
-        return total + lost if lost == lost else total  # what an infinite sum loses is NaN
 
     return sum_row
