@@ -1,5 +1,8 @@
 """The words of formulas have the same meaning on the GPU as for NumPy arrays."""
 
+import subprocess
+import sys
+
 import cuda_devices  # noqa: F401 - first: it skips where there is no compiler
 import numpy as np
 import ptxrun
@@ -63,3 +66,23 @@ def test_every_word_has_a_body():
     public = {name for name in functions if name.islower() and not name.startswith("_")}
     of_exponentials = {"polynomial", "two_to", "logarithm"}  # no kernel for GPUs takes any yet
     assert public - {"name_of", "functions_of", "finite_in"} == {*FORMULAS, "fma"} | of_exponentials
+
+
+BESIDE_THE_CPU = """
+import re
+from fastnorm._cuda import launch
+
+def compiled():  # shared memory has a number that counts up
+    ptx = launch.compile_ptx(("fastnorm._cuda.rows:rows", "rms_norm", "float32", False, False), "80")
+    return re.sub(rb"smem_[0-9]+", b"", ptx)
+
+before = compiled()
+import fastnorm._cpu.simd  # defines the words for the CPU
+assert compiled() == before
+"""
+
+
+def test_words_stay_the_gpus_own_when_the_cpu_defines_its():
+    """Both register in numba, and numba-cuda looks at what others have registered there."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", BESIDE_THE_CPU], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -31,9 +31,12 @@ def _define(word, arity, emit):
 
         return _with_arity(typer, arity)
 
-    @lower_builtin(word, *[types.Float] * arity)
     def lowering(context, builder, signature, args):
         return emit(builder, *args)
+
+    # For each dtype by itself: numba-cuda also sees what the CPU's words are for any float, and takes what is more precise.
+    for kind in _FLOAT:
+        lower_builtin(word, *[kind] * arity)(lowering)
 
 
 def _with_arity(typer, arity):

@@ -13,12 +13,14 @@ from . import launch, layout
 from .layout import over_rows, row_stride
 
 ALIGNMENT = 16  # bytes of a 128-bit load
+FOUND = 4  # numbers that kernels leave of a long row
 
 
 def _normalise(norm, x, parameters, eps, out):
     """Normalise the rows of `x`. `parameters`: the weight, and the bias of a norm that has one; None for one not given."""
     across = layout.columns(x), layout.columns(out)
-    if row_stride(x) is None and None not in across and across[0].inner == across[1].inner:
+    short = x.shape[-1] * RANGES[COMPUTED[STORED[name_of(x.dtype)]]].one.itemsize < launch.LONG
+    if short and row_stride(x) is None and None not in across and across[0].inner == across[1].inner:
         _launch_columns(norm, x, parameters, eps, out, *across)
     else:
         _run("rows", norm, (x,), parameters, eps, (out,))
@@ -69,9 +71,12 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     whole = n * computed.itemsize <= threads * launch.HELD
     short = maker == "rows" and threads == launch.WARP
     maker = f"fastnorm._cuda.rows:{'short_' if short else ''}{maker}"
-    run = launch.kernel(maker, norm, dtype, not unaligned % ALIGNMENT, whole)
+    aligned, rows = not unaligned % ALIGNMENT, x.size // n
     weight_at, bias_at = (*parameters_at, 0)[:2]
-    rows = x.size // n
+    if maker.endswith(":rows") and n * computed.itemsize >= launch.LONG:
+        _launch_pieces((norm, dtype, aligned), rows, at, strides, (weight_at, bias_at, eps, lifted_eps), n, computed)
+        return
+    run = launch.kernel(maker, norm, dtype, aligned, whole)
     for first in range(0, rows, launch.MOST_BLOCKS):
         places = [p for a, stride in zip(at, strides, strict=True) for p in (a + first * stride, stride)]
         behind = (first, *shape) if shape else ()
@@ -80,6 +85,18 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
             behind = grid
             grid, block = (-(-grid[0] // launch.SHORT_ROWS),), (launch.WARP, launch.SHORT_ROWS)
         run(grid, block, (*places, weight_at, bias_at, eps, lifted_eps, n, *behind))
+
+
+def _launch_pieces(name, rows, at, strides, parameters, n, computed):
+    """Several blocks a row: so few are so long that one launch of each kernel has room for all."""
+    pieces = -(-n * computed.itemsize // launch.PIECE)
+    room = cupy.empty((2 * pieces + FOUND) * rows, computed)
+    sums, found = room.data.ptr, room.data.ptr + room.itemsize * 2 * pieces * rows
+    block = (launch.MOST_THREADS,)
+    add_up, join, apply = (launch.kernel(f"fastnorm._cuda.pieces:{what}_pieces", *name) for what in ("sum", "join", "apply"))
+    add_up((rows * pieces,), block, (at[0], strides[0], n, pieces, sums))
+    join((rows,), block, (at[0], strides[0], parameters[-1], n, pieces, sums, found))
+    apply((rows * pieces,), block, (at[0], strides[0], at[1], strides[1], *parameters, n, pieces, found))
 
 
 def _launch_columns(norm, x, parameters, eps, out, source, target):

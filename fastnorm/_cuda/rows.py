@@ -17,51 +17,51 @@ from .sums import GUESSED, SHARED, guess, measure
 from .tiles import kind_of, layout, moves, parameters
 
 
-def schedule(norm, dtype, aligned, whole, added=False, grouped=False, warp=False):
-    """What the kernels of this file have in common, as a function.
+def shared_by(norm):
+    """Numbers that a team shares."""
+    return SHARED if _math.NORMS[norm].centred else WARP
 
-    `aligned`: arrays, strides between rows and the length of a row are multiples of 16 bytes, and so is the address of a
-    weight or bias that is not `grouped`. `whole`: a block holds a row, ``n <= held * blockDim.x``. `added`: rows
-    are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels. `warp`: a
-    row is the work of a warp, and `threadIdx.y` tells which.
-    """
-    centred, biased, wary = _math.NORMS[norm].centred, _math.NORMS[norm].biased, _math.NORMS[norm].wary
-    settle, apply_common, apply_any = _math.NORMS[norm].settle, _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
-    _, kind, _, bounds, _, width, held = kind_of(dtype)
-    zero = bounds.zero
-    # Elements whose weights are loaded at once: as many as there are registers for, beside a tile, of the 64 a thread has.
-    part = width if grouped else max(width, held // (1 + biased) // (2 - whole))
-    n_shared = SHARED if centred else WARP
+
+def first_load(dtype, aligned, added=False):
+    """The function that loads what the shift of a row is guessed from, in those threads that hold it."""
+    _, kind, _, bounds, _, width, _ = kind_of(dtype)
     place, count = layout(dtype)
-    load, load_tile, add_tile, store_tile = moves(dtype, aligned)
-    load_parameters = parameters(norm, dtype, aligned, whole, grouped)
-    guess_shift = guess(dtype, warp)
-    measure_row = measure(norm, dtype, aligned, whole, added, warp)
-    room = n_shared * (SHORT_ROWS if warp else 1)
+    load, _, _, _ = moves(dtype, aligned)
 
     @inlined
     def load_guessed(x, residual, n, tile):
-        """The first load of those threads that hold what the shift is guessed from."""
         j, stop = place(0), count(0, n)
         if j < GUESSED:
-            load(x, j, stop, zero, tile, 0)
+            load(x, j, stop, bounds.zero, tile, 0)
             if added:
                 room = cuda.local.array(width, kind)
-                load(residual, j, stop, zero, room, 0)
+                load(residual, j, stop, bounds.zero, room, 0)
                 for i in range(width):
                     tile[i] = rounded(residual, tile[i] + room[i])
+
+    return load_guessed
+
+
+def application(norm, dtype, aligned, whole, grouped=False):
+    """The function that turns a tile into its result, and stores it."""
+    biased, wary = _math.NORMS[norm].biased, _math.NORMS[norm].wary
+    apply_common, apply_any = _math.NORMS[norm].apply_common, _math.NORMS[norm].apply_any
+    _, kind, _, bounds, _, width, held = kind_of(dtype)
+    # Elements whose weights are loaded at once: as many as there are registers for, beside a tile, of the 64 a thread has.
+    part = width if grouped else max(width, held // (1 + biased) // (2 - whole))
+    load_parameters = parameters(norm, dtype, aligned, whole, grouped)
+    _, _, _, store_tile = moves(dtype, aligned)
 
     @inlined
     def all_light(weights):
         """True if no weight is one that `apply_common` must not meet."""
-        heaviest = zero
+        heaviest = bounds.zero
         for k in range(part):
             heaviest = maximum(magnitude(weights[k]), heaviest)
         return _math.is_light(heaviest, bounds)
 
     @inlined
     def apply_tile(tile, weight, bias, channels, inner, factors, out, start, n):
-        """Turn a tile into its result and store it."""
         weights, biases = cuda.local.array(part, kind), cuda.local.array(part, kind)
         for first in range(0, held, part):
             for k in range(0, part, width):
@@ -73,6 +73,27 @@ def schedule(norm, dtype, aligned, whole, added=False, grouped=False, warp=False
                 for k in range(part):
                     tile[first + k] = apply_any(tile[first + k], factors, weights[k], biases[k], bounds)
         store_tile(out, start, n, tile)
+
+    return apply_tile
+
+
+def schedule(norm, dtype, aligned, whole, added=False, grouped=False, warp=False):
+    """What the kernels of this file have in common, as a function.
+
+    `aligned`: arrays, strides between rows and the length of a row are multiples of 16 bytes, and so is the address of a
+    weight or bias that is not `grouped`. `whole`: a block holds a row, ``n <= held * blockDim.x``. `added`: rows
+    are those of x + residual, and kept. `grouped`: weight and bias have an element for each of a row's channels. `warp`: a
+    row is the work of a warp, and `threadIdx.y` tells which.
+    """
+    centred, settle = _math.NORMS[norm].centred, _math.NORMS[norm].settle
+    _, kind, _, bounds, _, _, held = kind_of(dtype)
+    zero = bounds.zero
+    n_shared = shared_by(norm)
+    _, load_tile, add_tile, store_tile = moves(dtype, aligned)
+    load_guessed, guess_shift = first_load(dtype, aligned, added), guess(dtype, warp)
+    _, measure_row = measure(norm, dtype, aligned, whole, added, warp)
+    apply_tile = application(norm, dtype, aligned, whole, grouped)
+    room = n_shared * (SHORT_ROWS if warp else 1)
 
     @inlined
     def run(x, residual, kept, weight, bias, channels, inner, eps, lifted_eps, out, n):
@@ -158,5 +179,6 @@ def source(kernel, dtype, threads=MOST_THREADS):
     """A kernel with the types of its arguments, which their names tell."""
     stored, computed = kind_of(dtype)[:2]
     known = dict.fromkeys(("x", "residual", "out", "kept"), types.CPointer(stored))
-    known |= dict.fromkeys(("weight", "bias"), types.CPointer(computed)) | {"eps": computed, "lifted_eps": computed}
+    known |= dict.fromkeys(("weight", "bias", "sums", "found"), types.CPointer(computed))
+    known |= {"eps": computed, "lifted_eps": computed}
     return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), threads)

@@ -67,7 +67,7 @@ def guess(dtype, warp):
 
 
 def measure(norm, dtype, aligned, whole, added, warp):
-    """The function that finds the statistics of a row."""
+    """The functions that sum a row over a block, and that find its statistics: `sum_all`, `measure_row`."""
     centred = _math.NORMS[norm].centred
     statistics, is_off_centre, better_guess = formulas_of(norm)
     sum_row, wait = row_sums(norm, dtype, aligned, whole, added), barrier(warp)
@@ -106,7 +106,7 @@ def measure(norm, dtype, aligned, whole, added, warp):
             shift, fresh = better_guess(row, shift, bounds), False
             wait()
 
-    return measure_row
+    return sum_all, measure_row
 
 
 def row_sums(norm, dtype, aligned, whole, added):
