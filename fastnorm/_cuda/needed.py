@@ -34,5 +34,7 @@ def kernels_for(function, dtype):
             yield f"fastnorm._cuda.rows:{maker}", norm, stored, *way
         if maker == "rows":
             yield "fastnorm._cuda.columns:columns", norm, stored
+            for what in ("sum_pieces", "join_pieces", "apply_pieces"):
+                yield from ((f"fastnorm._cuda.pieces:{what}", norm, stored, aligned) for aligned in (True, False))
             for aligned in (True, False):
                 yield "fastnorm._cuda.rows:short_rows", norm, stored, aligned, True

@@ -18,12 +18,17 @@ FOUND = 4  # numbers that kernels leave of a long row
 
 def _normalise(norm, x, parameters, eps, out):
     """Normalise the rows of `x`. `parameters`: the weight, and the bias of a norm that has one; None for one not given."""
-    across = layout.columns(x), layout.columns(out)
-    short = x.shape[-1] * RANGES[COMPUTED[STORED[name_of(x.dtype)]]].one.itemsize < launch.LONG
-    if short and row_stride(x) is None and None not in across and across[0].inner == across[1].inner:
-        _launch_columns(norm, x, parameters, eps, out, *across)
-    else:
-        _run("rows", norm, (x,), parameters, eps, (out,))
+    if row_stride(x) is None and _is_short(x):
+        source, target = layout.columns(x), layout.columns(out)
+        if source and target and source.inner == target.inner:
+            _launch_columns(norm, x, parameters, eps, out, source, target)
+            return
+    _run("rows", norm, (x,), parameters, eps, (out,))
+
+
+def _is_short(x):
+    """False for rows that are cut into pieces, whose sums have an order of their own."""
+    return x.shape[-1] * np.dtype(COMPUTED[STORED[name_of(x.dtype)]]).itemsize < launch.LONG
 
 
 def _add(norm, x, residual, parameters, eps, out, kept):
@@ -73,7 +78,7 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     maker = f"fastnorm._cuda.rows:{'short_' if short else ''}{maker}"
     aligned, rows = not unaligned % ALIGNMENT, x.size // n
     weight_at, bias_at = (*parameters_at, 0)[:2]
-    if maker.endswith(":rows") and n * computed.itemsize >= launch.LONG:
+    if maker.endswith(":rows") and not _is_short(x):
         _launch_pieces((norm, dtype, aligned), rows, at, strides, (weight_at, bias_at, eps, lifted_eps), n, computed)
         return
     run = launch.kernel(maker, norm, dtype, aligned, whole)
