@@ -123,7 +123,7 @@ def test_long_rows_are_read_twice_and_written_once(rng):
         summed, joined, applied = (one.stats for one in emulated.launches)
     beginning = 64 * 4  # of which the shift is guessed, by each block
     assert summed.buffers["arg0"].bytes_read == x.nbytes + 8 * beginning
-    assert joined.buffers["arg0"].bytes_read == 2 * beginning
+    assert joined.buffers["arg0"].bytes_read == 0
     assert applied.buffers["arg0"].bytes_read == applied.buffers["arg2"].bytes_written == x.nbytes
     assert set(applied.global_stores) == {128}
 

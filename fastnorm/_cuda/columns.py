@@ -11,7 +11,7 @@ from numba.cuda import types
 from .. import _math
 from .._vocabulary import select
 from .block import CHAINS, WARP, add_exactly, as_number, get, inlined, is_given, put, shifted, with_lost
-from .launch import MOST_THREADS, MOST_WARPS
+from .launch import HALF, MOST_THREADS
 from .rows import source
 from .sums import GUESSED, formulas_of
 from .tiles import kind_of
@@ -158,4 +158,4 @@ def columns(norm, dtype):
                 put(shifted(out, j * out_step), 0, value)
             j += cuda.blockDim.y
 
-    return source(kernel, dtype, (WARP * MOST_WARPS, 1))  # one block a multiprocessor will do: told more, ptxas spills
+    return source(kernel, dtype, (HALF, 1))  # one block a multiprocessor will do: told more, ptxas spills

@@ -25,9 +25,9 @@ WARP = 32
 HELD = 64  # bytes of a row that a thread holds: four loads of 128 bits under way at once; kernels take 48 to 64 registers
 SHORT_ROWS = 4  # of a block, where a warp holds a row: 128 threads, for which every device has room several times
 MOST_THREADS = 1024  # of a block, by CUDA
+HALF = MOST_THREADS // 2  # of a block whose threads need more than 64 registers
 PIECE = 4 * HELD * MOST_THREADS  # bytes of a long row that a block takes, in the dtype of the computation: 256 KiB
 LONG = 4 * PIECE  # and of a row that is cut into pieces, at least
-MOST_WARPS = 16  # of a block that takes columns, whose threads need more registers than 64
 MOST_BLOCKS = 2**31 - 1  # of a grid, by CUDA
 
 _lock = threading.RLock()

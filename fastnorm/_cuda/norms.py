@@ -13,7 +13,7 @@ from . import launch, layout
 from .layout import over_rows, row_stride
 
 ALIGNMENT = 16  # bytes of a 128-bit load
-FOUND = 4  # numbers that kernels leave of a long row
+SUMMED, FOUND = 3, 4  # numbers that kernels leave of a piece, and of a long row
 
 
 def _normalise(norm, x, parameters, eps, out):
@@ -95,13 +95,12 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
 def _launch_pieces(name, rows, at, strides, parameters, n, computed):
     """Several blocks a row: so few are so long that one launch of each kernel has room for all."""
     pieces = -(-n * computed.itemsize // launch.PIECE)
-    room = cupy.empty((2 * pieces + FOUND) * rows, computed)
-    sums, found = room.data.ptr, room.data.ptr + room.itemsize * 2 * pieces * rows
-    block = (launch.MOST_THREADS,)
+    room = cupy.empty((SUMMED * pieces + FOUND) * rows, computed)
+    sums, found = room.data.ptr, room.data.ptr + room.itemsize * SUMMED * pieces * rows
     add_up, join, apply = (launch.kernel(f"fastnorm._cuda.pieces:{what}_pieces", *name) for what in ("sum", "join", "apply"))
-    add_up((rows * pieces,), block, (at[0], strides[0], n, pieces, sums))
-    join((rows,), block, (at[0], strides[0], parameters[-1], n, pieces, sums, found))
-    apply((rows * pieces,), block, (at[0], strides[0], at[1], strides[1], *parameters, n, pieces, found))
+    add_up((rows * pieces,), (launch.MOST_THREADS,), (at[0], strides[0], n, pieces, sums))
+    join((rows,), (launch.HALF,), (at[0], strides[0], parameters[-1], n, pieces, sums, found))
+    apply((rows * pieces,), (launch.MOST_THREADS,), (at[0], strides[0], at[1], strides[1], *parameters, n, pieces, found))
 
 
 def _launch_columns(norm, x, parameters, eps, out, source, target):
@@ -112,7 +111,7 @@ def _launch_columns(norm, x, parameters, eps, out, source, target):
     dtype, computed, eps, lifted_eps = _constants(norm, eps, name_of(x.dtype))
     blocks = -(-inner // launch.WARP)
     warps = launch.block_size(n, computed.itemsize) // launch.WARP
-    grid, block = (x.size // n // inner * blocks,), (launch.WARP, min(warps, launch.MOST_WARPS))
+    grid, block = (x.size // n // inner * blocks,), (launch.WARP, min(warps, launch.HALF // launch.WARP))
     parameters = [p if p is None or p.flags.c_contiguous else cupy.ascontiguousarray(p) for p in parameters]
     weight_at, bias_at = (*(0 if p is None else p.data.ptr for p in parameters), 0)[:2]
     places = x.data.ptr, source.step, source.outer, out.data.ptr, target.step, target.outer

@@ -8,46 +8,34 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .block import add_exactly, as_number, inlined, shifted, with_lost
-from .launch import PIECE
-from .norms import FOUND
+from .block import add_exactly, as_number, shifted, with_lost
+from .launch import HALF, PIECE
+from .norms import FOUND, SUMMED
 from .rows import application, first_load, shared_by, source
 from .sums import formulas_of, guess, measure
 from .tiles import kind_of, moves
 
 
-def _beginning(norm, dtype, aligned):
-    """The function that guesses a row's shift, the same in each of its blocks."""
-    centred = _math.NORMS[norm].centred
-    zero = kind_of(dtype).bounds.zero
-    load_guessed, guess_shift = first_load(dtype, aligned), guess(dtype, warp=False)
-
-    @inlined
-    def shift_of(x, n, tile, shared):
-        if centred:
-            load_guessed(x, x, n, tile)
-            return guess_shift(tile, n, shared)
-        return zero
-
-    return shift_of
-
-
 def sum_pieces(norm, dtype, aligned):
-    """Kernel: both sums of each piece, about the shift of its row."""
+    """Kernel: both sums of each piece, and the shift of its row that they are about."""
     _, kind, _, bounds, size, _, held = kind_of(dtype)
-    one, n_shared, piece = bounds.one, shared_by(norm), PIECE // bounds.one.itemsize
-    shift_of = _beginning(norm, dtype, aligned)
+    zero, one, n_shared, piece = bounds.zero, bounds.one, shared_by(norm), PIECE // bounds.one.itemsize
+    centred, load_guessed, guess_shift = _math.NORMS[norm].centred, first_load(dtype, aligned), guess(dtype, warp=False)
     sum_all, _ = measure(norm, dtype, aligned, False, False, False)
 
     def kernel(x, x_stride, n, pieces, sums):
         shared, tile = cuda.shared.array(n_shared, kind), cuda.local.array(held, kind)
         row, first = types.int64(cuda.blockIdx.x) // pieces, types.int64(cuda.blockIdx.x) % pieces * piece
         x = shifted(x, row * x_stride)
-        shift = shift_of(x, n, tile, shared)
+        shift = zero
+        if centred:
+            load_guessed(x, x, n, tile)
+            shift = guess_shift(tile, n, shared)
         x = shifted(x, first * size)
         total, squares = sum_all(x, x, x, min(n - first, types.int64(piece)), tile, shift, one, True, shared)
         if cuda.threadIdx.x == 0:
-            sums[2 * cuda.blockIdx.x], sums[2 * cuda.blockIdx.x + 1] = total, squares
+            place = SUMMED * cuda.blockIdx.x
+            sums[place], sums[place + 1], sums[place + 2] = total, squares, shift
 
     return source(kernel, dtype)
 
@@ -58,28 +46,27 @@ def join_pieces(norm, dtype, aligned):
     zero, one, n_shared = bounds.zero, bounds.one, shared_by(norm)
     statistics, is_off_centre, _ = formulas_of(norm)
     centred = _math.NORMS[norm].centred
-    shift_of = _beginning(norm, dtype, aligned)
     _, measure_row = measure(norm, dtype, aligned, False, False, False)
 
     def kernel(x, x_stride, lifted_eps, n, pieces, sums, found):
         shared, tile = cuda.shared.array(n_shared, kind), cuda.local.array(held, kind)
-        row = types.int64(cuda.blockIdx.x)
-        x, place = shifted(x, row * x_stride), row * pieces * 2
-        shift = shift_of(x, n, tile, shared)
+        x, first = shifted(x, cuda.blockIdx.x * x_stride), SUMMED * pieces * cuda.blockIdx.x
+        shift = sums[first + 2]
         total, total_lost, squares, squares_lost = zero, zero, zero, zero
-        for i in range(pieces):
-            total, total_lost = add_exactly(total, total_lost, sums[place + 2 * i])
-            squares, squares_lost = add_exactly(squares, squares_lost, sums[place + 2 * i + 1])
+        for i in range(first, first + SUMMED * pieces, SUMMED):
+            total, total_lost = add_exactly(total, total_lost, sums[i])
+            squares, squares_lost = add_exactly(squares, squares_lost, sums[i + 1])
         squares = with_lost(squares, squares_lost)
-        whole = statistics(one, as_number(n, one), with_lost(total, total_lost), squares)
-        if _math.rescue_scale(squares, lifted_eps, bounds) != one or is_off_centre(whole, bounds):
+        row = statistics(one, as_number(n, one), with_lost(total, total_lost), squares)
+        if _math.rescue_scale(squares, lifted_eps, bounds) != one or is_off_centre(row, bounds):
             cuda.syncthreads()
-            whole, shift = measure_row(x, x, x, n, tile, shift, lifted_eps, shared)
+            row, shift = measure_row(x, x, x, n, tile, shift, lifted_eps, shared)
         if cuda.threadIdx.x == 0:
-            found[FOUND * row], found[FOUND * row + 1] = whole.scale, whole.total if centred else zero
-            found[FOUND * row + 2], found[FOUND * row + 3] = whole.squares, shift
+            place = FOUND * cuda.blockIdx.x
+            found[place], found[place + 1] = row.scale, row.total if centred else zero
+            found[place + 2], found[place + 3] = row.squares, shift
 
-    return source(kernel, dtype)
+    return source(kernel, dtype, (HALF, 1))
 
 
 def apply_pieces(norm, dtype, aligned):
