@@ -19,7 +19,7 @@ Examples
 """
 
 try:
-    import onnx.reference.op_run as _op_run
+    from . import _operator as _operator
 except ImportError as error:
     raise ImportError("fastnorm.onnx needs the package onnx, 1.19 or newer: pip install onnx") from error
 
@@ -40,7 +40,7 @@ __all__ = ["OPERATORS"]
 
 #: Classes of operators, for ``ReferenceEvaluator(model, new_ops=fastnorm.onnx.OPERATORS)``. Each has the name of its operator
 #: and its domain, `op_domain`; a part of the list will do as well.
-OPERATORS: list[type[_op_run.OpRun]] = [
+OPERATORS = [
     Attention,
     GroupNormalization,
     InstanceNormalization,

@@ -93,7 +93,7 @@ def _length(past):
 
 
 def _mask(mask, n_keys, opset):
-    """A mask as fastnorm takes it. One that is too short forbids the keys it lacks; of length 1 it broadcast before opset 24."""
+    """A mask for fastnorm: one that is too short forbids the keys it lacks. Of length 1 it broadcasts before opset 24."""
     if mask is None:
         return None
     if mask.dtype.kind in "iu":  # added to the scores, not a choice of keys

@@ -8,6 +8,8 @@ from ..norms import group_norm, layer_norm, rms_norm, unit_norm
 from ..residual import add_layer_norm, add_rms_norm
 from ._operator import NOT_WANTED, Operator, rounded
 
+_SKIP_EPSILON = np.float32(1e-12)  # onnxruntime's default
+
 
 class RMSNormalization(Operator):
     """`fastnorm.rms_norm` of all axes from `axis` on. The result has the dtype of `scale`."""
@@ -71,7 +73,7 @@ class SkipLayerNormalization(Operator):
 
     op_domain = "com.microsoft"
 
-    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=np.float32(1e-12)):
+    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=_SKIP_EPSILON):
         return self._norm_of_sum(add_layer_norm, x, skip, bias, (gamma, beta), epsilon)
 
     def _norm_of_sum(self, norm, x, skip, bias, parameters, epsilon):
@@ -92,7 +94,7 @@ class SkipLayerNormalization(Operator):
 class SkipSimplifiedLayerNormalization(SkipLayerNormalization):
     """`fastnorm.add_rms_norm`, likewise. Its mean is 0, as onnxruntime gives it."""
 
-    def _run(self, x, skip, gamma, bias=None, epsilon=np.float32(1e-12)):
+    def _run(self, x, skip, gamma, bias=None, epsilon=_SKIP_EPSILON):
         return self._norm_of_sum(add_rms_norm, x, skip, bias, (gamma,), epsilon)
 
 
