@@ -77,8 +77,21 @@ def test_rope(device, rng, shape, turned, interleaved, dtype):
     y = device.host(fastnorm.rope(on_device, *on, interleaved=interleaved))
     np.testing.assert_allclose(y, oracles.rope(x, *tables, interleaved).astype(dtype), rtol=0, atol=8 * UNIT[dtype])
     assert_same_bits(y[..., turned:], x[..., turned:])
+    room = device.array(np.zeros((*shape[:-1], shape[-1] + 1), dtype))[..., 1:]  # not aligned: element by element the same
+    fastnorm.rope(on_device, *on, interleaved=interleaved, out=room)
+    assert_same_bits(device.host(room), y)
     fastnorm.rope(on_device, *on, interleaved=interleaved, out=on_device)
     assert_same_bits(device.host(on_device), y)
+
+
+def test_rope_reads_once_and_writes_once(rng):
+    x = rng.standard_normal((2, 3, 64)).astype(np.float16)
+    tables = fastnorm.rope_tables(np.arange(3), 64)
+    with cuda_devices.interpreted() as emulated:
+        fastnorm.rope(emulated.array(x), *map(emulated.array, tables))
+        (one,) = emulated.launches
+    assert one.stats.buffers["arg0"].bytes_read == one.stats.buffers["arg9"].bytes_written == x.nbytes
+    assert set(one.stats.global_loads) == set(one.stats.global_stores) == {128}
 
 
 # -------------------------------------------------------------------------------------------------------- attention
@@ -200,7 +213,8 @@ ATTEND = "fastnorm._cuda.attend:attend"
 PROGRAMS = [
     ("fastnorm._cuda.softmax_kernels:rows", "softmax", "float32", True, True),
     ("fastnorm._cuda.softmax_kernels:rows", "logsumexp", "int16", True, False),
-    ("fastnorm._cuda.rotate:rotate", "int16"),
+    ("fastnorm._cuda.rotate:rotate", "int16", True, False),
+    ("fastnorm._cuda.rotate:rotate", "float32", True, True),
     (ATTEND, "float32", "float32", False, 4, False),
     pytest.param((ATTEND, "int16", "uint16", False, 2, False), marks=pytest.mark.slow),
     ("fastnorm._cuda.attend:join", "float32"),

@@ -10,7 +10,7 @@ from .._attention_options import over_batch
 from .._vocabulary import COMPUTED, STORED, finite_in, name_of
 from . import attention_layout as layout
 from . import launch
-from .norms import ALIGNMENT, rms_norm, unit_norm
+from .norms import rms_norm, unit_norm
 
 NORMS = {"rms": rms_norm, "unit": unit_norm}
 
@@ -88,7 +88,7 @@ def _suits_tensor_cores(stored, cached, rows, size):
 def _aligned(*arrays):
     """True if 128 bits at a time can move: features lie side by side, and all else at multiples of 16 bytes."""
     numbers = (number for a in arrays for number in (a.data.ptr, a.shape[-1] * a.itemsize, *a.strides[:-1]))
-    return all(a.strides[-1] == a.itemsize for a in arrays) and not any(number % ALIGNMENT for number in numbers)
+    return all(a.strides[-1] == a.itemsize for a in arrays) and not any(number % launch.LOAD for number in numbers)
 
 
 def _join(parts, n_parts, out, lse, marks=0):

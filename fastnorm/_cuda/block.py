@@ -11,10 +11,9 @@ from numba.cuda.extending import intrinsic, lower_builtin, register_jitable, typ
 
 from .. import _math
 from .. import _vocabulary as words
-from .launch import WARP
+from .launch import LOAD, WARP
 
 ALL = 0xFFFFFFFF  # every lane of a warp takes part
-LOAD = 16  # bytes of the widest load and store
 CHAINS = 4  # sums that a thread keeps side by side
 
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
@@ -203,8 +202,9 @@ def load_wide(typing, pointer, index, registers, place):
         if COMPUTED[pointer.dtype] == pointer.dtype:
             builder.store(raw, builder.bitcast(target, vector.as_pointer()), align=_alignment(pointer))
         else:
-            for i in range(vector.count):
-                value = widen(builder, pointer.dtype, builder.extract_element(raw, _I32(i)))
+            for i in range(2 * vector.count):
+                half = builder.lshr(builder.extract_element(raw, _I32(i // 2)), _I32(16 * (i % 2)))
+                value = widen(builder, pointer.dtype, builder.trunc(half, _I16))
                 builder.store(value, builder.gep(target, [_I32(i)]))
         return context.get_dummy_value()
 
@@ -223,8 +223,11 @@ def store_wide(typing, pointer, index, registers, place):
         else:
             raw = ir.Constant(vector, ir.Undefined)
             for i in range(vector.count):
-                value = _narrow(builder, pointer.dtype, builder.load(builder.gep(source, [_I32(i)])))
-                raw = builder.insert_element(raw, value, _I32(i))
+                low, high = (
+                    builder.zext(_narrow(builder, pointer.dtype, builder.load(builder.gep(source, [_I32(2 * i + j)]))), _I32)
+                    for j in (0, 1)
+                )
+                raw = builder.insert_element(raw, builder.or_(low, builder.shl(high, _I32(16))), _I32(i))
         builder.store(raw, builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer()), align=LOAD)
         return context.get_dummy_value()
 
@@ -241,12 +244,9 @@ def rounded(typing, pointer, value):
     return value(pointer, value), codegen
 
 
-_STORED = {types.int16: _I16, types.uint16: _I16, **_FLOAT}
-
-
 def _wide(pointer):
-    """All that one instruction moves."""
-    return ir.VectorType(_STORED[pointer.dtype], LOAD * 8 // pointer.dtype.bitwidth)
+    """All that one instruction moves. Two 16-bit numbers count as one of 32: a vector of eight would be moved in halves."""
+    return ir.VectorType(_FLOAT.get(pointer.dtype, _I32), LOAD * 8 // max(pointer.dtype.bitwidth, 32))
 
 
 def _data(context, builder, signature, args):

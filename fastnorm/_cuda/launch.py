@@ -22,6 +22,7 @@ import cupy
 from .. import _compile
 
 WARP = 32
+LOAD = 16  # bytes of the widest load and store, whose address is a multiple of it
 HELD = 64  # bytes of a row that a thread holds: four loads of 128 bits under way at once; kernels take 48 to 64 registers
 SHORT_ROWS = 4  # of a block, where a warp holds a row: 128 threads, for which every device has room several times
 MOST_THREADS = 1024  # of a block, by CUDA

@@ -12,7 +12,8 @@ def kernels_for(function, dtype):
     """The names of all kernels that calls of a function on arrays of a dtype may ask `launch` for."""
     stored = STORED[dtype]
     if function == "rope":
-        yield "fastnorm._cuda.rotate:rotate", stored
+        for aligned in (True, False):
+            yield from (("fastnorm._cuda.rotate:rotate", stored, aligned, interleaved) for interleaved in (False, True))
     elif function == "attention":  # keys and values of the dtype of the queries; a mask of float64 has kernels of its own
         yield "fastnorm._cuda.attend:join", stored
         for columns in (2, 4, 8):

@@ -12,7 +12,6 @@ from .._vocabulary import COMPUTED, RANGES, STORED, name_of
 from . import launch, layout
 from .layout import over_rows, row_stride
 
-ALIGNMENT = 16  # bytes of a 128-bit load
 SUMMED, FOUND = 3, 4  # numbers that kernels leave of a piece, and of a long row
 
 
@@ -76,7 +75,7 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     whole = n * computed.itemsize <= threads * launch.HELD
     short = maker == "rows" and threads == launch.WARP
     maker = f"fastnorm._cuda.rows:{'short_' if short else ''}{maker}"
-    aligned, rows = not unaligned % ALIGNMENT, x.size // n
+    aligned, rows = not unaligned % launch.LOAD, x.size // n
     weight_at, bias_at = (*parameters_at, 0)[:2]
     if maker.endswith(":rows") and not _is_short(x):
         _launch_pieces((norm, dtype, aligned), rows, at, strides, (weight_at, bias_at, eps, lifted_eps), n, computed)

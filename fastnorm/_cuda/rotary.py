@@ -6,7 +6,7 @@ from .._cpu.layout import merged
 from .._vocabulary import STORED, name_of
 from . import launch
 
-THREADS = 256  # of a block, for as many pairs, of one row or several
+THREADS = 256  # of a block, for one row or several
 MOST_PLANES = 65535  # of a grid's second axis, by CUDA
 
 
@@ -35,11 +35,15 @@ def _rotate(x, cosine, sine, interleaved, out):
         return
     nothing = 1, (0,) * len(arrays)
     outer, inner = [nothing, nothing, *axes][-2:]
-    n = cosine.shape[-1]
-    lanes = min(1 << max(0, n - 1).bit_length(), THREADS)
+    n, features = cosine.shape[-1], x.shape[-1]
+    numbers = [number for a, o, i in zip(arrays, outer[1], inner[1], strict=True) for number in (a.data.ptr, o, i)]
+    numbers += [n * x.itemsize, features * x.itemsize]
+    aligned = not any(number % launch.LOAD for number in numbers)
+    several = launch.LOAD // x.itemsize if aligned else 1
+    lanes = min(1 << max(0, -(-n // several) - 1).bit_length(), THREADS)
     blocks = -(-inner[0] // (THREADS // lanes))
-    run = launch.kernel("fastnorm._cuda.rotate:rotate", STORED[name_of(x.dtype)])
+    run = launch.kernel("fastnorm._cuda.rotate:rotate", STORED[name_of(x.dtype)], aligned, bool(interleaved))
     for first in range(0, outer[0], MOST_PLANES):
         places = [p for a, o, i in zip(arrays, outer[1], inner[1], strict=True) for p in (a.data.ptr + first * o, o, i)]
         planes = min(outer[0] - first, MOST_PLANES)
-        run((blocks, planes), (THREADS,), (*places, inner[0], n, x.shape[-1], lanes, int(interleaved)))
+        run((blocks, planes), (THREADS,), (*places, inner[0], n, features, lanes))

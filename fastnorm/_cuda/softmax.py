@@ -7,7 +7,6 @@ import numpy as np
 from .._vocabulary import COMPUTED, STORED, finite_in, name_of
 from . import launch
 from .layout import over_rows, row_stride
-from .norms import ALIGNMENT
 
 PROBABILITY, LOGARITHM, SUM = "softmax", "log_softmax", "logsumexp"  # what a kernel is made for
 
@@ -42,7 +41,7 @@ def _launch(what, x, scale, out, out_stride):
     threads = launch.block_size(n, computed.itemsize)
     whole = n * computed.itemsize <= threads * launch.HELD
     places = [x.data.ptr, stride, n * x.itemsize] + ([out.data.ptr, out_stride] if what != SUM else [])
-    aligned = not any(place % ALIGNMENT for place in places)
+    aligned = not any(place % launch.LOAD for place in places)
     short = threads == launch.WARP
     maker = f"fastnorm._cuda.softmax_kernels:{'short_' if short else ''}rows"
     run = launch.kernel(maker, what, stored, aligned, whole)
