@@ -8,8 +8,33 @@ import numpy as np
 
 from ._arguments import as_rows, landing, result_array
 from ._checks import as_array, computed, library_for, native, result_dtype
-from ._dispatch import function_of
+from ._cpu.layout import SMALL
+from ._dispatch import backend_of, function_of
 from ._vocabulary import STORED
+
+_small: dict[np.dtype, np.ufunc] = {}
+_FLAGS = {pairing: np.array([pairing, False], np.int64) for pairing in (False, True)}  # as `_cpu.rope` gives them
+
+
+def small_rope(x, cos, sin, interleaved, out):
+    """The result of a small call, as of one token's heads (5 us instead of 55); None for all but the commonest.
+
+    That is: arrays of NumPy, tables of the dtype of x that broadcast to it, a new result, and a dtype that came by before.
+    """
+    if out is not None or not (type(x) is type(cos) is type(sin) is np.ndarray) or type(interleaved) is not bool:
+        return None
+    dtype, shape, of_tables = x.dtype, x.shape, cos.shape
+    ufunc = _small.get(dtype)
+    if ufunc is None or cos.dtype != dtype or sin.dtype != dtype or not 0 < x.size <= SMALL:
+        return None
+    if sin.shape != of_tables or not 0 < len(of_tables) <= len(shape) or 2 * of_tables[-1] > shape[-1]:
+        return None
+    if any(n not in (1, m) for n, m in zip(of_tables[-2::-1], shape[-2::-1], strict=False)):
+        return None
+    out = np.empty_like(x)
+    x, cos, sin, rows = (array[..., None, None, :] for array in (x, cos, sin, out))
+    ufunc(x, cos, sin, _FLAGS[interleaved], rows)
+    return out
 
 
 def rope_arguments(x, cos, sin, interleaved, out):
@@ -36,6 +61,8 @@ def rope_arguments(x, cos, sin, interleaved, out):
     x, tables, out = result_array(name, x, tables, out, x, arrays)
     view = functools.partial(as_rows, axes=(x.ndim - 1,))
     target, out = landing(out, view, arrays)
+    if library == "numpy" and x.itemsize > 2 and x.dtype not in _small:
+        _small[x.dtype] = backend_of(library).small_rope(x.dtype)
     return function, x, *tables, bool(interleaved), target, out
 
 

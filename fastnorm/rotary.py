@@ -4,7 +4,7 @@ import numpy as np
 
 from ._arguments import deliver
 from ._frequencies import frequencies
-from ._rotary_arguments import rope_arguments, table_arguments
+from ._rotary_arguments import rope_arguments, small_rope, table_arguments
 from ._two_passes import for_rounding
 
 
@@ -139,6 +139,9 @@ def rope(x, cos, sin, *, interleaved=False, out=None):
     >>> fastnorm.rope(q, *fastnorm.rope_tables(np.arange(16), 64)).shape
     (1, 8, 16, 64)
     """
+    y = small_rope(x, cos, sin, interleaved, out)
+    if y is not None:
+        return y
     function, x, cos, sin, interleaved, target, out = rope_arguments(x, cos, sin, interleaved, out)
     function(x, cos, sin, interleaved, target)
     return out if out is target else deliver(out)

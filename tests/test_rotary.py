@@ -64,6 +64,23 @@ def test_large(rng, threads, interleaved, features):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_small_calls_take_a_shortcut(rng, monkeypatch, dtype, interleaved):
+    """It gives the bits of the long way; what it does not take, the long way judges."""
+    x = rng.standard_normal((2, 12, 130)).astype(dtype)[:, ::2, :128]
+    tables = fastnorm.rope_tables(np.arange(2), 64, dtype=dtype)
+    of_tokens = [t[:, None] for t in tables]
+    y = fastnorm.rope(x, *of_tokens, interleaved=interleaved, out=np.empty_like(x))
+    with monkeypatch.context() as patched:
+        patched.setattr(fastnorm.rotary, "rope_arguments", None)
+        assert_same_bits(fastnorm.rope(x, *of_tokens, interleaved=interleaved), y)
+    with pytest.raises(ValueError, match="rope: cos must have at most half of the 62 features"):
+        fastnorm.rope(x[..., :62], *of_tokens, interleaved=interleaved)
+    with pytest.raises(ValueError, match="rope: cos must broadcast to"):
+        fastnorm.rope(x[:, :5], *(t[:, :30] for t in tables), interleaved=interleaved)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
 def test_lengths_stay(rng, interleaved):
     x = rng.standard_normal((7, 64))
     y = fastnorm.rope(x, *fastnorm.rope_tables(np.arange(7), 64, dtype=np.float64), interleaved=interleaved)

@@ -5,7 +5,7 @@ from .attention import attention
 from .group_norm import group_norm
 from .merge import merge_attention
 from .norms import layer_norm, rms_norm, small_plan, unit_norm  # noqa: F401 - small_plan is a shortcut of this backend alone
-from .rotary import rope
+from .rotary import rope, small_rope  # noqa: F401 - another
 from .softmax import log_softmax, logsumexp, softmax
 
 __all__ = [

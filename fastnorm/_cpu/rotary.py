@@ -20,6 +20,11 @@ def rope(x, cosine, sine, interleaved, out):
     _rotate(x, cosine, sine, flags, out)
 
 
+def small_rope(dtype):
+    """The ufunc of all small calls of a dtype, of (x, cosine, sine, flags, out), with two axes of length 1 before the last."""
+    return kernel("fastnorm._cpu.rotate:rotate", dtype.name).ufunc
+
+
 def _rotate(x, cosine, sine, flags, out):
     """Two leading axes are the kernel's; where strides allow no fewer than three, the first is taken element by element."""
     arrays = x, cosine, sine, out
