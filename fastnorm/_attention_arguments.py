@@ -2,18 +2,42 @@
 
 import operator
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
 from ._arguments import landing, unless_overwritten
 from ._attention_options import Options
 from ._checks import as_array, check_out, computed, eps_of, library_for, native, number_of, result_dtype
-from ._dispatch import function_of, library_of
+from ._dispatch import backend_of, function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
 
 _FAR = 1 << 60  # positions are kept within this, so that sums of them fit
 _EPS = {"rms": 1e-6, "unit": 0.0, None: 0.0}  # the defaults of rms_norm and unit_norm
+
+_small: dict[np.dtype, Callable] = {}
+
+
+def small_attention(q, k, v, is_causal, return_lse, others):
+    """The result of a small call, as of one token with a cache; None for all but the commonest.
+
+    That is: arrays of NumPy, of one dtype that came by before and the same batch, and none of the other options.
+    """
+    if not (type(q) is type(k) is type(v) is np.ndarray) or return_lse is not False or type(is_causal) is not bool:
+        return None
+    attend = _small.get(q.dtype)
+    if attend is None or k.dtype != q.dtype or v.dtype != q.dtype or any(other is not None for other in others):
+        return None
+    ndim = q.ndim
+    if ndim == 3:
+        q, k, v = q[None], k[None], v[None]
+    if not q.ndim == k.ndim == v.ndim == 4 or not q.size or not k.size or not v.size:
+        return None
+    if k.shape[::3] != q.shape[::3] or v.shape[:3] != k.shape[:3] or q.shape[1] % k.shape[1]:
+        return None
+    out = attend(q, k, v, is_causal)
+    return out[0] if out is not None and ndim == 3 else out
 
 
 def attention_arguments(
@@ -84,6 +108,8 @@ def attention_arguments(
     }
     target, out = landing(out, lambda array: array[None] if one_head else array, arrays)
     lse = arrays.empty(shape[:-1], computed(dtype))
+    if library == "numpy" and dtype.itemsize > 2 and dtype not in _small:
+        _small[dtype] = backend_of(library).small_attention
     q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
     return function, q, k, v, options._replace(**apart), target, lse, out, one_head
 

@@ -1,7 +1,7 @@
 """Attention."""
 
 from ._arguments import deliver
-from ._attention_arguments import attention_arguments, merge_arguments
+from ._attention_arguments import attention_arguments, merge_arguments, small_attention
 
 
 def attention(
@@ -129,6 +129,10 @@ def attention(
     >>> fastnorm.attention(np.ones((1, 32, 1, 64), np.float32), *cache[..., :3, :], is_causal=True).shape
     (1, 32, 1, 64)
     """
+    others = mask, q_start, window, kv_lengths, scale, softcap, alibi_slopes, sinks, qk_norm, eps, out
+    y = small_attention(q, k, v, is_causal, return_lse, others)
+    if y is not None:
+        return y
     function, q, k, v, options, target, lse, out, one_head = attention_arguments(
         q,
         k,

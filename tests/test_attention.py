@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_memory import guarded as guarded
 
 import fastnorm
+from fastnorm import _cpu
 from fastnorm._bench import attention_oracles as oracles
 from fastnorm._compile import IS_X86
 
@@ -45,6 +46,29 @@ def arrays(rng, dtype, batch=(), heads=2, key_heads=1, n_queries=3, n_keys=70, h
     kv = DTYPES[cached or dtype]
     k, v = (normal(*batch, key_heads, n_keys, size).astype(kv) for size in (head_size, value_size))
     return q, k, v
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_queries", [1, 3, 80])
+def test_small_calls_take_a_shortcut(rng, monkeypatch, dtype, is_causal, n_queries):
+    """It gives the bits of the long way, which `out` asks for."""
+    batch = (2,) if n_queries == 3 else ()
+    q, k, v = arrays(rng, dtype, batch, heads=6, key_heads=2, n_queries=n_queries, n_keys=1300 if n_queries < 80 else 90)
+    k, v = k[..., ::-1, :], v[..., ::2]
+    wanted = fastnorm.attention(q, k, v, is_causal=is_causal, out=np.empty((*q.shape[:-1], 8), q.dtype))
+    with monkeypatch.context() as patched:
+        patched.setitem(fastnorm.attention.__globals__, "attention_arguments", None)
+        assert_same_bits(fastnorm.attention(q, k, v, is_causal=is_causal), wanted)
+
+
+def test_rows_that_leave_the_range_do_not_end_on_the_shortcut(rng):
+    q, k, v = arrays(rng, "float32")
+    for large in ((q, k, np.clip(v, -1, 1) * np.float32(3e38)), (q * np.float32(1e30), k * np.float32(1e30), v)):
+        wanted = fastnorm.attention(*large, out=np.empty_like(q))
+        assert np.isfinite(wanted).all()
+        assert _cpu.small_attention(*(a[None] for a in large), False) is None
+        assert_same_bits(fastnorm.attention(*large), wanted)
 
 
 OPTIONS = st.fixed_dictionaries(

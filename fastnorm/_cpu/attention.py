@@ -13,6 +13,7 @@ import numpy as np
 from .._attention_options import over_batch
 from .._compile import Scratch, kernel
 from .._vocabulary import COMPUTED, EXPONENTIALS, name_of
+from ..consistency import attention_scale
 from . import attention_layout as layout
 from .norms import as_stored, both_eps
 from .threads import get_num_threads, share
@@ -25,6 +26,42 @@ PARTS = 1 << 25  # bytes that parts may take
 def attention(q, k, v, options, out, lse):
     """Attention of prepared arrays: (..., heads, length, size), with the same batch axes."""
     over_batch(_attend, *map(as_stored, (q, k, v)), options, as_stored(out), lse)
+
+
+def small_attention(q, k, v, is_causal):
+    """Attention without other options, of (batch, heads, length, size), in one call of the ufunc; None if that is not all.
+
+    The same kernel with the same plan as below, but what a call needs besides its arrays is made once for all calls of its
+    sizes: 12 us for few keys, instead of 75.
+    """
+    n_batch, n_heads, n_queries, head_size = q.shape
+    n_key_heads, n_keys, value_size = v.shape[1:]
+    if n_batch * n_key_heads * max(n_heads // n_key_heads * n_queries, READING) * n_keys * (head_size + value_size) > TASK:
+        return None  # more than one piece of work, for threads to share
+    segments = -(-n_keys // layout.SEGMENT)
+    sizes = n_batch, n_heads, n_queries, head_size, n_key_heads, value_size, segments
+    ufunc, scratch, integers, given = _small_plan(q.dtype, *sizes, is_causal)
+    mask = np.ndarray((n_batch, n_heads, n_queries, n_keys), np.uint8, _NO_MASK, 0, (0, 0, 0, 0))
+    lengths = np.array([n_keys] * n_batch, np.int64)
+    room, parts = np.empty(scratch, q.dtype), np.empty(1, q.dtype)
+    out, lse = np.empty((n_batch, n_heads, n_queries, value_size), q.dtype), np.empty(q.shape[:3], q.dtype)
+    ufunc(q, k, v, mask, lengths - n_queries, lengths, *given, room, np.empty(integers, np.int64), parts, out, lse)
+    return None if np.isnan(lse).any() else out  # rows that left the range go the long way
+
+
+@functools.lru_cache(maxsize=256)
+def _small_plan(dtype, n_batch, n_heads, n_queries, head_size, n_key_heads, value_size, segments, is_causal):
+    """The ufunc, the sizes of its scratch, and what it is given between the lengths and that."""
+    rows = layout.block_rows(n_heads // n_key_heads * n_queries, 1, head_size, value_size)
+    blocks = -(-(n_heads // n_key_heads * n_queries) // rows)
+    right = 0 if is_causal else layout.UNBOUNDED
+    bounds_and_options = layout.UNBOUNDED, right, layout.NO_MASK, layout.NO_NORM, False, False, False
+    plan = np.array([rows, blocks, segments, layout.WHOLE, layout.FIRST, *bounds_and_options], np.int64)
+    numbers = _numbers(attention_scale(head_size), None, None, 0.0, dtype, layout.FIRST)
+    places, of_heads = _places(rows, head_size, value_size, segments), np.zeros(n_heads, dtype)
+    tasks = np.arange(n_batch * n_key_heads * blocks - 1, -1, -1)
+    ufunc = kernel("fastnorm._cpu.attend:attend", dtype.name, dtype.name).ufunc
+    return ufunc, int(places[-1]), 3 * rows, (of_heads, of_heads, plan, numbers, places, tasks)
 
 
 def _attend(q, k, v, options, out, lse):
