@@ -20,7 +20,7 @@ import fastnorm
 from fastnorm._bench import attention_oracles, oracles
 
 ROUNDS, CALLS = 11, 5
-TESTS = ["tests/test_cuda_norms.py", "tests/test_cuda_attention.py", "tests/test_cuda_tensor_cores.py"]
+TESTS = [f"tests/test_cuda_{what}.py" for what in ("norms", "layouts", "attention", "tensor_cores")]
 ROWS = [(16384, 4096), (65536, 1024), (1 << 20, 128), (64, 1 << 20), (128, 4096)]
 DTYPES = ["float32", "float16", "bfloat16"]
 HEADS = [  # (batch, heads, heads of keys, queries, keys, head size), options
@@ -28,6 +28,13 @@ HEADS = [  # (batch, heads, heads of keys, queries, keys, head size), options
     ((1, 32, 32, 2048, 2048, 128), {"is_causal": True}),
     ((1, 32, 8, 1, 4096, 128), {}),
     ((8, 32, 8, 1, 32768, 128), {}),
+]
+OTHERS = [  # what is along another axis, in groups, a sum, or turned: the function, and shapes of its arrays
+    ("rms_norm", {"axis": 0}, [(8192, 8192)]),
+    ("layer_norm", {"axis": 1}, [(32, 256, 56, 56)]),
+    ("group_norm", {"num_groups": 32}, [(32, 256, 56, 56)]),
+    ("add_rms_norm", {}, [(16384, 4096), (16384, 4096)]),
+    ("rope", {}, [(1, 32, 4096, 128), (4096, 64), (4096, 64)]),
 ]
 CHECKED = 4  # rows, or queries, of each result
 
@@ -108,20 +115,16 @@ def rows(session, torch):
 
     for shape in ROWS:
         for name in DTYPES:
-            dtype = dtype_of(name)
-            host = np.random.default_rng(0).standard_normal((CHECKED, shape[1]), np.float32).astype(dtype)
-            x = cupy.empty(shape, dtype)
-            x.view(np.uint8).reshape(-1)[...] = 0
-            x[:CHECKED] = cupy.asarray(host)
-            x[CHECKED:] = x[:1]
-            out, weight = cupy.empty_like(x), cupy.ones(shape[1], np.float32)
+            few = np.random.default_rng(0).standard_normal((CHECKED, shape[1]), np.float32).astype(dtype_of(name))
+            x = cupy.asarray(np.tile(few, (-(-shape[0] // CHECKED), 1))[: shape[0]])
+            out, weight = cupy.empty(x.shape, x.dtype), cupy.asarray(np.ones(shape[1], np.float32))
             for function, oracle in (
                 ("rms_norm", oracles.rms_norm), ("layer_norm", oracles.layer_norm), ("softmax", attention_oracles.softmax)
             ):  # fmt: skip
                 given = () if function == "softmax" else (weight,)
                 run = functools.partial(getattr(fastnorm, function), x, *given, out=out)
                 run()
-                check(cupy.asnumpy(out[:CHECKED]), oracle(host), name, 8)
+                check(cupy.asnumpy(out[:CHECKED]), oracle(few), name, 8)
                 runs = {"fastnorm": run, "copy": functools.partial(cupy.copyto, out, x)}
                 if function == "rms_norm" and name == "float32":
                     runs["cupy"] = lambda x=x: x / cupy.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))
@@ -130,6 +133,45 @@ def rows(session, torch):
                 time_all(session, f"{function} {shape[0]}x{shape[1]} {name}", runs, 2 * x.nbytes)
                 if session.over:
                     return
+
+
+def others(session):
+    """Other functions and axes, beside the device's copy of what they read and write."""
+    import cupy
+
+    for function, options, shapes in OTHERS:
+        for name in DTYPES:
+            generator = np.random.default_rng(0)
+            host = [generator.standard_normal(shape, np.float32).astype(dtype_of(name)) for shape in shapes]
+            arrays = [cupy.asarray(a) for a in host]
+            if function == "rope":
+                host[1:] = fastnorm.rope_tables(np.arange(shapes[0][-2]), shapes[0][-1])
+                arrays[1:] = map(cupy.asarray, host[1:])
+            out = [cupy.empty(a.shape, a.dtype) for a in (arrays[:2] if function.startswith("add_") else arrays[:1])]
+            targets = dict(zip(("out", "residual_out"), out, strict=False))
+            run = functools.partial(getattr(fastnorm, function), *arrays, **options, **targets)
+            run()
+            if function == "rope":
+                wanted = attention_oracles.rope(*(a[..., :CHECKED, :] for a in host))
+                check(cupy.asnumpy(out[0])[..., :CHECKED, :], wanted, name, 8)
+            else:
+                some = (slice(None), slice(CHECKED)) if options.get("axis") == 0 else slice(CHECKED)
+                wanted = getattr(oracles, function)(*(a[some] for a in host), **options)
+                wanted, result = wanted[0] if isinstance(wanted, tuple) else wanted, cupy.asnumpy(out[0])[some]
+                if "num_groups" in options:  # a group is a row
+                    wanted, result = (a.reshape(len(a), options["num_groups"], -1) for a in (wanted, result))
+                axis = options.get("axis", -1)
+                check(*(np.moveaxis(a, axis, -1) for a in (result, wanted)), name, 8)
+            moved = sum(a.nbytes for a in (arrays[:1] if function == "rope" else arrays))
+
+            def copy(out=out, arrays=arrays):
+                for target, array in zip(out, arrays, strict=False):
+                    cupy.copyto(target, array)
+
+            work = f"{function} {'x'.join(map(str, shapes[0]))} {options or ''} {name}"
+            time_all(session, work, {"fastnorm": run, "copy": copy}, 2 * moved)
+            if session.over:
+                return
 
 
 def torch_rows(torch, function, shape, name):
@@ -153,7 +195,7 @@ def heads(session, torch):
             )
             on_device = [cupy.asarray(a) for a in (q, k, v)]
             run = functools.partial(fastnorm.attention, *on_device, **options)
-            result = cupy.asnumpy(run()[-1, -1, -1:])
+            result = cupy.asnumpy(run())[-1, -1, -1:]
             wanted = attention_oracles.attention(q[-1, -1:, -1:], k[-1, -1:], v[-1, -1:], **options)[0][0]
             check(result, wanted, name, 200 if name == "float32" else 8)
             runs = {"fastnorm": run}
@@ -196,6 +238,7 @@ def main():
             session.tell(tests="not finished in half of the time")
     rows(session, torch)
     heads(session, torch)
+    others(session)
     session.tell(complete=not session.over)
 
 
