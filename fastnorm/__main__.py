@@ -89,9 +89,15 @@ def _write_ptx(options):
     except ValueError as error:
         print(f"fastnorm warm: {error}", file=sys.stderr)
         return 2
-    names = list(dict.fromkeys(name for function in functions for dtype in dtypes for name in kernels_for(function, dtype)))
-    count = launch.write_ahead(options.ptx, names, capabilities)
-    print(f"{count} kernels are ready in {options.ptx}; a process whose FASTNORM_PTX_DIR is that folder needs no compiler")
+    wanted = [
+        (name, capability)
+        for capability in capabilities
+        for function in functions
+        for dtype in dtypes
+        for name in kernels_for(function, dtype, capability)
+    ]
+    count = launch.write_ahead(options.ptx, dict.fromkeys(wanted))
+    print(f"{count} kernels are ready in {options.ptx}; a process whose FASTNORM_PTX_DIR is that folder compiles none of them")
     return 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ._arguments import landing, unless_overwritten
 from ._attention_options import Options
 from ._checks import as_array, check_out, computed, eps_of, library_for, native, number_of, result_dtype
-from ._dispatch import backend_of, function_of, library_of
+from ._dispatch import backend_of, describe, function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
 
@@ -173,6 +173,11 @@ def _integers(name, argument, value, batch):
     """Integers, one for each element of the batch."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = min(max(value, -_FAR), _FAR)
+    if library_of(value) == "cupy":
+        raise TypeError(
+            f"{name}: {argument} must be an integer, or a list or NumPy array of one for each batch element, got "
+            f"{describe(value)}: the host must know them"
+        )
     try:
         given = np.asarray(value)
     except ValueError:  # lists of different lengths

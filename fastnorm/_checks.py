@@ -65,6 +65,13 @@ def named(parameters):
     return dict(zip(("weight", "bias"), parameters, strict=False))
 
 
+def converted(array, dtype, arrays):
+    """A copy of another dtype."""
+    copy = arrays.empty(array.shape, dtype)
+    arrays.copyto(copy, array)
+    return copy
+
+
 def parameters_of(function, parameters, axis, axes, x, dtype, weight_offset, arrays):
     """Weight and bias as a backend takes them, and the offset that was added to the weight."""
     shape = tuple(x.shape[a] for a in axes)
@@ -85,7 +92,7 @@ def _parameter(function, name, weight, axis, shape, dtype, arrays):
         raise ValueError(f"{function}: {name} must have shape {shape} to match axis {axis} of x, got {weight.shape}")
     if weight.dtype != dtype or not getattr(weight.flags, "aligned", True):
         with np.errstate(all="ignore"):
-            weight = weight.astype(dtype)
+            weight = converted(weight, dtype, arrays)
     return weight.reshape(-1)
 
 

@@ -10,7 +10,7 @@ from far_from_one import CASES as FAR_FROM_ONE
 
 import fastnorm
 from fastnorm._bench import attention_oracles as oracles
-from fastnorm._cuda import launch
+from fastnorm._cuda import attention_layout, launch
 
 DTYPES = {"float16": "int16", "float32": "float32", "float64": "float64"}
 
@@ -123,14 +123,15 @@ def test_masks(device, rng, kind):
 
 
 MIXED = pytest.param("float16", "float32", marks=pytest.mark.slow)
+WIDE = ("float32", "float64")  # a cache wider than the computation
 
 
-@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, ("float64", "float64")])
+@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, ("float64", "float64")])
 def test_dtypes(device, rng, dtype, cached):
     checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), is_causal=True)
 
 
-@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, ("float32", "float16")])
+@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, ("float32", "float16")])
 def test_dtypes_with_normalised_keys(device, rng, dtype, cached):
     checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), qk_norm="rms")
 
@@ -177,6 +178,20 @@ def test_numbers_far_from_one(device, case, n_keys):
     out, lse = fastnorm.attention(*map(device.array, (q, k, v)), return_lse=True, **shown)
     np.testing.assert_allclose(device.host(out), np.full((1, 1), wanted), rtol=2e-6)
     np.testing.assert_allclose(device.host(lse), np.full(1, wanted_lse), rtol=2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("float32", 2), ("float16", 20)])
+def test_a_cap_beyond_the_dtype(device, rng, dtype, n):
+    """All scores are equal within it: it is no cap of 0, which would be none."""
+    q, k, v = arrays(rng, n=n, keys=40, sizes=(16, 16), dtype=dtype)
+    checked(device, q, k, v, softcap=1e-60)
+
+
+def test_a_grid_has_room_for_all_segments():
+    for n_keys in (1, 512, 513, 512 * 65535, 512 * 65535 + 1, 10**11):
+        segment = attention_layout.segment_of(n_keys)
+        assert -(-n_keys // segment) <= 65535
+        assert segment == 512 or n_keys > 512 * 65535
 
 
 def test_other_rows_keep_their_bits(device, rng):

@@ -194,6 +194,30 @@ def test_checks_are_those_of_the_cpu(device):
     assert device.launches == []
 
 
+def test_lengths_are_for_the_host(device):
+    q = device.array(np.ones((2, 1, 3, 8), np.float32))
+    for argument in ("kv_lengths", "q_start"):
+        with pytest.raises(TypeError, match=f"^attention: {argument} must be an integer, or .* got cupy.ndarray: the host"):
+            fastnorm.attention(q, q, q, **{argument: device.array(np.array([1, 2]))})
+
+
+def test_halves_of_a_buffer_do_not_overlap(device, rng):
+    x, both = device.array(rng.standard_normal((3, 32)).astype(np.float32)), device.array(np.zeros((3, 64), np.float32))
+    _, h = fastnorm.add_rms_norm(x, x, out=both[:, :32], residual_out=both[:, 32:])
+    np.testing.assert_array_equal(device.host(h), 2 * device.host(x))
+    with pytest.raises(ValueError, match="residual_out must not overlap out"):
+        fastnorm.add_rms_norm(x, x, out=both[:, :32], residual_out=both[:, 31:63])
+
+
+def test_a_weight_of_16_bits(device, rng):
+    """As models have it beside x of 16 bits: converted once."""
+    x, weight = (rng.standard_normal(shape).astype(np.float16) for shape in ((3, 64), 64))
+    y = fastnorm.rms_norm(device.array(x), device.array(weight))
+    np.testing.assert_array_equal(
+        device.host(y), device.host(fastnorm.rms_norm(device.array(x), device.array(weight.astype("f"))))
+    )
+
+
 def test_arrays_of_other_libraries_on_a_gpu(device, rng):
     """What shows its memory by ``__cuda_array_interface__`` comes back as a CuPy array; it is not copied."""
     x = device.array(rng.standard_normal((3, 8)).astype(np.float32))

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
-import cuda_devices  # noqa: F401 - first: it skips where there is no compiler
+import cuda_devices  # first: it skips where there is no compiler
+import numpy as np
 import pytest
 
+import fastnorm
 from fastnorm import _compile
 from fastnorm.__main__ import main
 from fastnorm._cuda import launch
@@ -108,17 +110,17 @@ def test_made_ahead(compiled, tmp_path, monkeypatch, capsys):
     """`fastnorm warm --ptx`: what is in the folder is taken, the newest that the device can run, and nothing is compiled."""
     order = ["warm", "rope", "softmax", "--ptx", str(tmp_path / "ptx"), "--capabilities", "80,90", "--dtypes", "float16"]
     assert main(order) == 0
-    assert "14 kernels are ready" in capsys.readouterr().out
-    assert len(compiled) == 14
+    assert "20 kernels are ready" in capsys.readouterr().out
+    assert len(compiled) == 20
     monkeypatch.setenv("FASTNORM_PTX_DIR", str(tmp_path / "ptx"))
-    name = "fastnorm._cuda.rotate:rotate", "int16"
-    (newest,) = tmp_path.rglob("*rotate*.sm_90.ptx")
+    name = "fastnorm._cuda.rotate:rotate", "int16", True, False
+    (newest,) = tmp_path.rglob("*rotate_int16_True_False.sm_90.ptx")
     newest.write_bytes(b"for 90")
     assert launch.program(name, "100") == launch.program(name, "90") == b"for 90"
     assert launch.program(name, "86") == b"some PTX"
-    assert len(compiled) == 14
+    assert len(compiled) == 20
     launch.program(name, "75")
-    assert compiled[14:] == [(name, "75")]
+    assert compiled[20:] == [(name, "75")]
 
 
 def test_wrong_orders_for_ptx(tmp_path, capsys):
@@ -131,6 +133,42 @@ def test_wrong_orders_for_ptx(tmp_path, capsys):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_kernels_that_may_be_needed_compile(function):
     """One of each function, in the dtype of which other tests compile least; the names of all."""
-    names = list(kernels_for(function, "bfloat16"))
+    names = list(dict.fromkeys(kernels_for(function, "bfloat16", "80")))
     assert len({launch.entry_of(name) for name in names}) == len(names) > 0
     assert launch.program(names[-1], "80")
+
+
+def test_what_older_devices_cannot_run_is_not_made_for_them():
+    def makers(capability):
+        return {name[0].split(":")[1] for name in kernels_for("attention", "float16", capability)}
+
+    assert makers("80") - makers("75") == {"attend_tiles"}
+
+
+CALLS = {
+    "rms_norm": [
+        lambda x, k: fastnorm.rms_norm(x),
+        lambda x, k: fastnorm.rms_norm(x[..., 1:]),
+        lambda x, k: fastnorm.rms_norm(x, axis=2),
+    ],
+    "add_rms_norm": [lambda x, k: fastnorm.add_rms_norm(x, x)],
+    "softmax": [lambda x, k: fastnorm.softmax(x, axis=1)],
+    "attention": [
+        lambda x, k: fastnorm.attention(x, k, k),
+        lambda x, k: fastnorm.attention(x[:, :, :1], k, k, qk_norm="rms"),
+        lambda x, k: fastnorm.attention(x[..., 1:], k[..., 1:], k, is_causal=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("function", CALLS)
+def test_nothing_is_missing(compiled, monkeypatch, function, dtype):
+    """What usual calls launch is among the kernels of `fastnorm warm --ptx`."""
+    with cuda_devices.interpreted() as device:
+        monkeypatch.setattr(launch, "load", lambda entry, ptx: lambda *arguments: None)
+        x, k = (device.array(np.ones(shape, dtype)) for shape in ((2, 2, 20, 8), (2, 1, 600, 8)))
+        for call in CALLS[function]:
+            call(x, k)
+    assert {name for name, _ in compiled} <= set(kernels_for(function, dtype, "90"))
+    assert compiled

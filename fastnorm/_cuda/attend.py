@@ -53,7 +53,7 @@ def attend(dtype, cached, normalised, columns, wide_mask):
             j, feature = i // CHUNK, first + i % CHUNK
             value = zero
             if key + j < end and feature < head_size:
-                value = get(shifted(k, (key + j) * row_stride + feature * stride), 0)
+                value = kind(get(shifted(k, (key + j) * row_stride + feature * stride), 0))
             keys[j * STRIDE + i % CHUNK] = value
             i += THREADS
 
@@ -229,7 +229,7 @@ def attend(dtype, cached, normalised, columns, wide_mask):
                         column = first_column + c * WARP + lane
                         value = zero
                         if column < value_size:
-                            value = get(shifted(v, (key + j) * v_row + column * v_stride), 0)
+                            value = kind(get(shifted(v, (key + j) * v_row + column * v_stride), 0))
                         for r in range(WARP_ROWS):
                             # A key that is not allowed is left out: 0 times what is no number would be none.
                             weight = cuda.shfl_sync(ALL, scores[r], j)
@@ -290,7 +290,7 @@ def attend(dtype, cached, normalised, columns, wide_mask):
         *(integers, integers, number, number, i, i, i, i, kind, kind, i, number),
         *(i, i, i, i, i, i, i, number, number, number),
     )
-    return Source(kernel, kinds, THREADS)
+    return Source(kernel, kinds, (THREADS, 2))  # blocks side by side: told more, ptxas spills
 
 
 def join(dtype):

@@ -10,6 +10,7 @@ pair + 1), (row + 8, pair), (row + 8, pair + 1); of 16 x 16 weights, which are t
 first eight columns, then of the others. So the weights of two tiles of scores are one left side as they are.
 """
 
+import numpy as np
 from numba import cuda
 from numba.cuda import types
 
@@ -34,6 +35,8 @@ from .matrix import (
 from .scores import mask_reader, query_at, seen
 from .tiles import kind_of
 
+# What weights are multiplied by when they are rounded: float16 has nothing below 6e-8, where many small ones may still count.
+GAINS = {"int16": 2.0**15, "uint16": 1.0}
 SIDE, EIGHT, LOADED = 16, 8, 8  # rows of a warp's tile; columns of its sums; 16-bit floats of a load
 
 
@@ -82,6 +85,7 @@ def attend_tiles(dtype, size, aligned, wide_mask):
     numbers = EXPONENTIALS[name]
     zero, one, nothing, no_lift = numbers.zero, numbers.one, numbers.nothing, _math.Lift(numbers.one, numbers.one)
     integer = types.int64
+    gain = np.float32(GAINS[dtype])
     bias_at = mask_reader(name, wide_mask)
     multiply, pack, unpack = multiplier(dtype), packer(dtype), unpacker(dtype)
     stride = size + LOADED  # of shared memory: the rows of a matrix then lie in different banks
@@ -249,7 +253,7 @@ def attend_tiles(dtype, size, aligned, wide_mask):
                 sink = sinks[head + row // n]
                 if sink != nothing:
                     largest[h], total[h] = sink, one if lane % 4 == 0 else zero
-                    rounded[h] = total[h]
+                    rounded[h] = total[h] * gain
         masks = (query_at(mask, mask_head, mask_row, head, n, own), query_at(mask, mask_head, mask_row, head, n, own + EIGHT))
         for i in range(n_sums):
             sums[i] = zero
@@ -306,7 +310,7 @@ def attend_tiles(dtype, size, aligned, wide_mask):
                 more = less = zero
                 for j in range(tiles):
                     more += scores[4 * j + 2 * h] + scores[4 * j + 2 * h + 1]
-                    weights[2 * j + h] = pack(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1])
+                    weights[2 * j + h] = pack(scores[4 * j + 2 * h] * gain, scores[4 * j + 2 * h + 1] * gain)
                     less += unpack(weights[2 * j + h], 0) + unpack(weights[2 * j + h], 1)
                 total[h] = _math.grown(total[h], more, factors[h])
                 rounded[h] = _math.grown(rounded[h], less, factors[h])

@@ -36,7 +36,8 @@ def _attend(q, k, v, options, out, lse):
     group = n_heads // key_heads
     stored, cached, normalised = STORED[name_of(out.dtype)], STORED[name_of(v.dtype)], options.qk_norm is not None
     blocks, all_rows = -(-group * n // layout.ROWS), n_batch * n_heads * n
-    segments = max(1, -(-n_keys // layout.SEGMENT)) if group * n <= layout.FEW else 1
+    segment = layout.segment_of(n_keys) if group * n <= layout.FEW else max(1, n_keys)
+    segments = max(1, -(-n_keys // segment))
     columns = min(layout.MOST_COLUMNS, max(layout.LEAST_COLUMNS, 1 << max(0, -(-value_size // launch.WARP) - 1).bit_length()))
     parts, marks = [0, 0, 0], 0
     if segments > 1:
@@ -53,8 +54,10 @@ def _attend(q, k, v, options, out, lse):
     mask = options.mask
     masked = [0] * 6 if mask is None else [mask.data.ptr, *mask.strides, layout.MASKS[mask.dtype.name]]
     arrays = [*places, lse.data.ptr, *masked, _at(starts), _at(lengths), *map(_at, given)]
-    numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), finite_in(options.softcap or 0.0, lse.dtype)]
-    sizes = [n, group, key_heads, head_size, value_size, blocks, layout.SEGMENT if segments > 1 else n_keys]
+    # A cap too small for the dtype of the computation is none of 0, which stands for no cap; scores within either are equal.
+    cap = lse.dtype.type(0) if options.softcap is None else max(finite_in(options.softcap, lse.dtype), np.finfo(lse.dtype).tiny)
+    numbers = [start, length, left, right, finite_in(options.scale, lse.dtype), cap]
+    sizes = [n, group, key_heads, head_size, value_size, blocks, segment if segments > 1 else n_keys]
     wide_mask = masked[-1] == layout.FLOAT64
     run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, normalised, columns, wide_mask)
     block = (layout.THREADS,)

@@ -8,7 +8,7 @@ ROWS = 16  # of a block
 THREADS = 128  # of a block: a warp for each four rows
 CHUNK = 32  # features that are in shared memory at once
 LEAST_COLUMNS, MOST_COLUMNS = 2, 8  # times 32 columns of values that a warp holds the sums of
-SEGMENT = 512  # keys, where queries are few
+SEGMENT, MOST_SEGMENTS = 512, 65535  # keys, where queries are few; how many such, by CUDA
 FEW = 16  # rows that are: one block
 
 # On tensor cores
@@ -17,6 +17,15 @@ MATRIX_BLOCKS = 2  # side by side: told to have a third, ptxas would keep regist
 MATRIX_KEYS = 64  # of a tile: with as many values, 34 of the 48 KiB of shared memory that every device gives a block
 MATRIX_SIZES = (64, 128)  # features and columns that a block has room for
 MATRIX_CAPABILITY = 80  # of a device, at least
+
+
+def segment_of(n_keys):
+    """How many keys a segment has: as many as are so few that a grid can have all segments."""
+    segment = SEGMENT
+    while n_keys > segment * MOST_SEGMENTS:
+        segment *= 2
+    return segment
+
 
 __all__ = [
     "BFLOAT16",
@@ -37,6 +46,7 @@ __all__ = [
     "MATRIX_ROWS",
     "MATRIX_SIZES",
     "MOST_COLUMNS",
+    "MOST_SEGMENTS",
     "NO_MASK",
     "ROWS",
     "SEGMENT",
@@ -44,4 +54,5 @@ __all__ = [
     "THREADS",
     "UNBOUNDED",
     "WARP_ROWS",
+    "segment_of",
 ]

@@ -115,9 +115,9 @@ def multiplier(dtype):
 
             targets = elements(2, 4)
             values = [builder.load(at) for at in (*elements(0, 4), *elements(1, 2), *targets)]
-            for result, at in zip(
-                _assembly(builder, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [_FLOAT] * 4, values), targets, strict=True
-            ):
+            constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            results = _assembly(builder, text, constraints, [_FLOAT] * 4, values, side_effect=True)  # stays out of branches
+            for result, at in zip(results, targets, strict=True):
                 builder.store(result, at)
             return context.get_dummy_value()
 

@@ -2,23 +2,33 @@
 
 from .._math import NORMS
 from .._vocabulary import COMPUTED, STORED
-from .attention_layout import MATRIX_SIZES
+from .attention_layout import MATRIX_CAPABILITY, MATRIX_SIZES
 
 FUNCTIONS = (*NORMS, "group_norm", "add_rms_norm", "add_layer_norm", "softmax", "log_softmax", "logsumexp", "rope", "attention")
 _EACH_WAY = [(aligned, whole) for aligned in (True, False) for whole in (True, False)]
 
 
-def kernels_for(function, dtype):
-    """The names of all kernels that calls of a function on arrays of a dtype may ask `launch` for."""
+def kernels_for(function, dtype, capability):
+    """The names of the kernels that calls of a function on arrays of a dtype may ask `launch` for, on such a device.
+
+    All but those of rare mixtures: keys and values of 32 bits or more that differ from queries, masks of float64.
+    """
     stored = STORED[dtype]
     if function == "rope":
         for aligned in (True, False):
             yield from (("fastnorm._cuda.rotate:rotate", stored, aligned, interleaved) for interleaved in (False, True))
-    elif function == "attention":  # keys and values of the dtype of the queries; a mask of float64 has kernels of its own
+    elif function == "attention":
+        computed = COMPUTED[stored]
+        for norm in ("rms_norm", "unit_norm"):  # of queries and keys
+            yield from kernels_for(norm, computed, capability)
+        for cached in ("int16", "uint16") if computed == "float32" else ():  # beside others a cache may be of 16 bits
+            if cached != stored:
+                for columns in (2, 4, 8):
+                    yield "fastnorm._cuda.attend:attend", stored, cached, False, columns, False
         yield "fastnorm._cuda.attend:join", stored
         for columns in (2, 4, 8):
             yield from (("fastnorm._cuda.attend:attend", stored, stored, norm, columns, False) for norm in (False, True))
-        if COMPUTED[stored] != stored:
+        if computed != stored and int(capability) >= MATRIX_CAPABILITY:
             for size in MATRIX_SIZES:
                 yield from (
                     ("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, aligned, False) for aligned in (True, False)
@@ -31,6 +41,8 @@ def kernels_for(function, dtype):
         makers = {"group_norm": ("groups", "layer_norm"), "add_rms_norm": ("sum_rows", "rms_norm")}
         makers["add_layer_norm"] = "sum_rows", "layer_norm"
         maker, norm = makers.get(function, ("rows", function))
+        if maker == "sum_rows":  # of two dtypes: first the sum, then its norm
+            yield from kernels_for(norm, dtype, capability)
         for way in _EACH_WAY:
             yield f"fastnorm._cuda.rows:{maker}", norm, stored, *way
         if maker == "rows":
