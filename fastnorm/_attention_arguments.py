@@ -245,12 +245,23 @@ def _of_heads(name, argument, value, n_heads, dtype, arrays):
         return native(value, dtype)
 
 
+def parts_of(outs, lses):
+    """What is to be merged, as two lists of one length."""
+    name, lists = "merge_attention", []
+    for argument, value in (("outs", outs), ("lses", lses)):
+        try:
+            lists.append(list(value))
+        except TypeError:
+            raise TypeError(f"{name}: {argument} must be a sequence of arrays, got {value!r}") from None
+    outs, lses = lists
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"{name}: lses must be as many as outs, at least one, got {len(lses)} and {len(outs)}")
+    return outs, lses
+
+
 def merge_arguments(outs, lses):
     """Arguments of a merge: the backend's function, the parts in the dtype of the computation, and room for the result."""
     name = "merge_attention"
-    outs, lses = _parts(name, "outs", outs), _parts(name, "lses", lses)
-    if not outs or len(outs) != len(lses):
-        raise ValueError(f"{name}: lses must be as many as outs, at least one, got {len(lses)} and {len(outs)}")
     library = library_for(
         outs[0],
         name,
@@ -271,10 +282,3 @@ def merge_arguments(outs, lses):
     with np.errstate(all="ignore"):
         outs, lses = ([native(one, computed(dtype)) for one in many] for many in (outs, lses))
     return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
-
-
-def _parts(name, argument, value):
-    try:
-        return list(value)
-    except TypeError:
-        raise TypeError(f"{name}: {argument} must be a sequence of arrays, got {value!r}") from None

@@ -101,7 +101,10 @@ def library_for(x, function, others, first="x"):
     """The library of `x`, which must be that of all others."""
     library = library_of(x)
     if library is None:
-        raise TypeError(f"{function}: {first} must be a NumPy or CuPy array, a list or a number, got {describe(x)}")
+        raise TypeError(
+            f"{function}: {first} must be a NumPy or CuPy array, one in the CPU's memory that speaks DLPack, "
+            f"a list or a number, got {describe(x)}"
+        )
     for name, value in others.items():
         _check_library(function, name, value, library, first)
     return library

@@ -54,6 +54,15 @@ def _find(kind):
     return None
 
 
+def adapter_of(x):
+    """What makes of a call with `x` one of NumPy arrays, and of its results what `x` is; None if a backend takes `x` itself."""
+    if type(x) in _library_of_type or isinstance(x, (np.ndarray, *_SEQUENCES)):
+        return None
+    from ._borrowed import borrowed, is_lent
+
+    return borrowed if is_lent(x) else None
+
+
 def backend_of(library):
     """The backend's package, imported on first use."""
     return importlib.import_module(_BACKENDS[library][0])

@@ -1,7 +1,8 @@
 """Attention."""
 
 from ._arguments import deliver
-from ._attention_arguments import attention_arguments, merge_arguments, small_attention
+from ._attention_arguments import attention_arguments, merge_arguments, parts_of, small_attention
+from ._dispatch import adapter_of
 
 
 def attention(
@@ -30,8 +31,9 @@ def attention(
     Parameters
     ----------
     q : array_like
-        Queries, of shape ``(..., Hq, Lq, D)``, or ``(Lq, D)`` for one head. A NumPy array or a list, of float16, bfloat16
-        (`ml_dtypes`), float32, float64 or integers, of any strides and byte order. It decides the dtype of the result.
+        Queries, of shape ``(..., Hq, Lq, D)``, or ``(Lq, D)`` for one head: an array or a list, of float16, bfloat16
+        (`ml_dtypes`), float32, float64 or integers, of any strides and byte order: of NumPy, of CuPy, or in the CPU's memory
+        and with DLPack, as torch's and JAX's. It decides the library of all arrays of the call, and the dtype of the result.
     k, v : array_like
         Keys ``(..., Hkv, Lk, D)`` and values ``(..., Hkv, Lk, Dv)``, of one dtype, which may differ from that of `q`. `Hkv`
         divides `Hq`: query head h reads key head ``h // (Hq // Hkv)``. Batch axes broadcast. Slices of a larger cache are
@@ -133,6 +135,8 @@ def attention(
     y = small_attention(q, k, v, is_causal, return_lse, others)
     if y is not None:
         return y
+    if adapter := adapter_of(q):
+        return adapter(attention, locals())
     function, q, k, v, options, target, lse, out, one_head = attention_arguments(
         q,
         k,
@@ -166,7 +170,7 @@ def merge_attention(outs, lses):
     Parameters
     ----------
     outs : sequence of array_like
-        Results of `attention`, of one shape ``(..., L, Dv)``. The first decides the dtype of the result.
+        Results of `attention`, of one shape ``(..., L, Dv)``. The first decides the library and the dtype of the result.
     lses : sequence of array_like
         The logarithms that came with them, each of shape ``(..., L)``.
 
@@ -198,6 +202,9 @@ def merge_attention(outs, lses):
     >>> np.allclose(out, fastnorm.attention(q, k, v))
     True
     """
+    outs, lses = parts_of(outs, lses)
+    if adapter := adapter_of(outs[0]):
+        return adapter(merge_attention, locals())
     function, outs, lses, out, lse = merge_arguments(outs, lses)
     function(outs, lses, out, lse)
     return out, lse

@@ -1,6 +1,7 @@
 """The norms."""
 
 from ._arguments import NO_OFFSET, deliver, group_arguments, norm_arguments, small_norm
+from ._dispatch import adapter_of
 
 
 def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=None):
@@ -12,9 +13,9 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
         tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
@@ -40,10 +41,10 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x` or `weight` is none of those
-        above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` or
-        `weight_offset` is not a number, or `axis` neither an integer nor a tuple of integers.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x` or
+        `weight` is none of those above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if
+        `eps` or `weight_offset` is not a number, or `axis` neither an integer nor a tuple of integers.
     ValueError
         If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
         computation; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty; if `out` has another
@@ -97,6 +98,8 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
     y = small_norm("rms_norm", x, weight, None, eps, axis, weight_offset, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(rms_norm, locals())
     backend, x, parameters, eps, target, out = norm_arguments("rms_norm", x, (weight,), eps, axis, weight_offset, out)
     backend.rms_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)
@@ -111,9 +114,9 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
         tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
@@ -139,10 +142,10 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `weight` or `bias` is none of those
-        above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
-        number, or `axis` neither an integer nor a tuple of integers.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x`, `weight`
+        or `bias` is none of those above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an
+        array; if `eps` is not a number, or `axis` neither an integer nor a tuple of integers.
     ValueError
         If `weight` or `bias` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
         computation; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty; if `out` has another
@@ -189,6 +192,8 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
     y = small_norm("layer_norm", x, weight, bias, eps, axis, NO_OFFSET, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(layer_norm, locals())
     backend, x, parameters, eps, target, out = norm_arguments("layer_norm", x, (weight, bias), eps, axis, NO_OFFSET, out)
     backend.layer_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)
@@ -202,9 +207,9 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``. Of any of these dtypes, converted once to that of the
         computation; they never widen the result. None, the default, means a factor of 1.
@@ -227,10 +232,10 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x` or `weight` is none of those
-        above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
-        number, or `axis` not an integer.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x` or
+        `weight` is none of those above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if
+        `eps` is not a number, or `axis` not an integer.
     ValueError
         If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
         computation; if `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis
@@ -260,6 +265,8 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     y = small_norm("unit_norm", x, weight, None, eps, axis, NO_OFFSET, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(unit_norm, locals())
     backend, x, parameters, eps, target, out = norm_arguments("unit_norm", x, (weight,), eps, axis, NO_OFFSET, out)
     backend.unit_norm(x, parameters, eps, target)
     return out if out is target else deliver(out)
@@ -274,9 +281,9 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call. Axis 0 is the batch, unless it is `axis`: then there is no batch.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call. Axis 0 is the batch, unless it is `axis`: then there is no batch.
     num_groups : int
         Number of groups, of neighbouring channels. It divides that of channels. As many groups as channels is instance
         norm; one group is layer norm over channels and space, with a weight for each channel.
@@ -303,10 +310,10 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `weight` or `bias` is none of those
-        above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an array; if `eps` is not a
-        number, or `num_groups` or `axis` not an integer.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x`, `weight`
+        or `bias` is none of those above; if `weight`, `bias` or `out` belongs to another library than `x`, or `out` is not an
+        array; if `eps` is not a number, or `num_groups` or `axis` not an integer.
     ValueError
         If `num_groups` is below 1 or does not divide the number of channels; if `weight` or `bias` has another shape than
         ``(channels,)``; if `eps` is negative, NaN or beyond the dtype of the computation; if `out` has another shape or
@@ -345,6 +352,8 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     array([[[-1., -1.,  0.,  0.],
             [ 1.,  1.,  0.,  0.]]])
     """
+    if adapter := adapter_of(x):
+        return adapter(group_norm, locals())
     arguments = group_arguments("group_norm", x, num_groups, (weight, bias), eps, axis, out)
     backend, x, parameters, eps, target, out = arguments
     backend.group_norm(x, parameters, eps, target)

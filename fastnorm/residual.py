@@ -1,6 +1,7 @@
 """The norms of a sum, which is kept: what stands between the layers of a transformer."""
 
 from ._arguments import NO_OFFSET, add_arguments, deliver, small_add
+from ._dispatch import adapter_of
 
 
 def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET, axis=-1, out=None, residual_out=None):
@@ -12,9 +13,9 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     residual : array_like
         What is added, of the shape of `x`, of any of these dtypes.
     weight : array_like, optional
@@ -45,10 +46,10 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `residual` or `weight` is none of
-        those above; if one of the other arrays belongs to another library than `x`, or `out` or `residual_out` is not an
-        array; if `eps` or `weight_offset` is not a number, or `axis` not an integer.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x`,
+        `residual` or `weight` is none of those above; if one of the other arrays belongs to another library than `x`, or `out`
+        or `residual_out` is not an array; if `eps` or `weight_offset` is not a number, or `axis` not an integer.
     ValueError
         If `residual` has another shape than `x`, or `weight` than `axis` asks for; if `eps` is negative, NaN or beyond the
         dtype of the computation; if `out` or `residual_out` has another shape or dtype than its result, is read-only, or
@@ -84,6 +85,8 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
     both = small_add("add_rms_norm", x, residual, weight, None, eps, axis, weight_offset, out, residual_out)
     if both is not None:
         return both
+    if adapter := adapter_of(x):
+        return adapter(add_rms_norm, locals())
     parameters, offset = (weight,), weight_offset
     arguments = add_arguments("add_rms_norm", x, residual, parameters, eps, axis, offset, out, residual_out)
     backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments
@@ -99,9 +102,9 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     Parameters
     ----------
     x : array_like
-        A NumPy array, a CuPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64
-        or integers; on the GPU not yet of 16 bits. Any strides and byte order will do. It decides the library of all arrays
-        of the call.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     residual : array_like
         What is added, of the shape of `x`, of any of these dtypes.
     weight : array_like, optional
@@ -132,10 +135,10 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     Raises
     ------
     TypeError
-        If `x` is neither a NumPy array, a CuPy array, a list or tuple, nor a number (subclasses that carry a meaning of
-        their own, such as masked arrays and matrices, are refused); if the dtype of `x`, `residual`, `weight` or `bias` is
-        none of those above; if one of the other arrays belongs to another library than `x`, or `out` or `residual_out` is
-        not an array; if `eps` is not a number, or `axis` not an integer.
+        If `x` is no array of those libraries, no list or tuple and no number (subclasses that carry a meaning of their own,
+        such as masked arrays and matrices, are refused, as are tensors that require a gradient); if the dtype of `x`,
+        `residual`, `weight` or `bias` is none of those above; if one of the other arrays belongs to another library than `x`,
+        or `out` or `residual_out` is not an array; if `eps` is not a number, or `axis` not an integer.
     ValueError
         If `residual` has another shape than `x`, or `weight` or `bias` than `axis` asks for; if `eps` is negative, NaN or
         beyond the dtype of the computation; if `out` or `residual_out` has another shape or dtype than its result, is
@@ -164,6 +167,8 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     both = small_add("add_layer_norm", x, residual, weight, bias, eps, axis, NO_OFFSET, out, residual_out)
     if both is not None:
         return both
+    if adapter := adapter_of(x):
+        return adapter(add_layer_norm, locals())
     parameters = weight, bias
     arguments = add_arguments("add_layer_norm", x, residual, parameters, eps, axis, NO_OFFSET, out, residual_out)
     backend, x, residual, parameters, eps, target, kept, out, residual_out = arguments

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ._arguments import deliver
+from ._dispatch import adapter_of
 from ._frequencies import frequencies
 from ._rotary_arguments import rope_arguments, small_rope, table_arguments
 from ._two_passes import for_rounding
@@ -16,7 +17,7 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
     Parameters
     ----------
     positions : array_like
-        Positions, of any shape: integers, or floats.
+        Positions, of any shape: integers, or floats. The tables are of their library (that of a list is NumPy).
     dim : int
         Number of features that are turned, even.
     base : float, default: 10000.0
@@ -72,6 +73,8 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
     (3, 2)
     >>> cos, sin = fastnorm.rope_tables([7], 128, scaling={"rope_type": "linear", "factor": 4.0})
     """
+    if adapter := adapter_of(positions):
+        return adapter(rope_tables, locals())
     positions, dim, dtype = table_arguments(positions, dim, dtype)
     speeds, factor = frequencies(dim, base, scaling)
     angles = positions[..., None] * speeds
@@ -90,7 +93,9 @@ def rope(x, cos, sin, *, interleaved=False, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array or a list, of shape ``(..., D)``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers.
+        An array or a list, of shape ``(..., D)``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
+        library of all arrays of the call.
     cos, sin : array_like
         Tables of `rope_tables`, of shape ``(..., n)`` with 2 n at most D, of any of these dtypes. Their leading axes broadcast
         to those of `x` by NumPy's rules. The first 2 n features are turned, the others stay as they are.
@@ -142,6 +147,8 @@ def rope(x, cos, sin, *, interleaved=False, out=None):
     y = small_rope(x, cos, sin, interleaved, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(rope, locals())
     function, x, cos, sin, interleaved, target, out = rope_arguments(x, cos, sin, interleaved, out)
     function(x, cos, sin, interleaved, target)
     return out if out is target else deliver(out)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ._arguments import deliver
+from ._dispatch import adapter_of
 from ._softmax_arguments import ONE, logsumexp_arguments, small_softmax, softmax_arguments
 
 
@@ -14,8 +15,8 @@ def softmax(x, *, axis=-1, scale=ONE, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers.
-        Any strides and byte order will do.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that becomes probabilities.
     scale : float, default: 1.0
@@ -62,6 +63,8 @@ def softmax(x, *, axis=-1, scale=ONE, out=None):
     y = small_softmax("softmax", x, axis, scale, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(softmax, locals())
     function, x, scale, target, out = softmax_arguments("softmax", x, axis, scale, out)
     function(x, scale, target)
     return out if out is target else deliver(out)
@@ -75,8 +78,8 @@ def log_softmax(x, *, axis=-1, scale=ONE, out=None):
     Parameters
     ----------
     x : array_like
-        A NumPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers.
-        Any strides and byte order will do.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that becomes probabilities.
     scale : float, default: 1.0
@@ -117,6 +120,8 @@ def log_softmax(x, *, axis=-1, scale=ONE, out=None):
     y = small_softmax("log_softmax", x, axis, scale, out)
     if y is not None:
         return y
+    if adapter := adapter_of(x):
+        return adapter(log_softmax, locals())
     function, x, scale, target, out = softmax_arguments("log_softmax", x, axis, scale, out)
     function(x, scale, target)
     return out if out is target else deliver(out)
@@ -130,8 +135,8 @@ def logsumexp(x, *, axis=-1, keepdims=False):
     Parameters
     ----------
     x : array_like
-        A NumPy array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers.
-        Any strides and byte order will do.
+        An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
+        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that is summed along.
     keepdims : bool, default: False
@@ -165,6 +170,8 @@ def logsumexp(x, *, axis=-1, keepdims=False):
     >>> fastnorm.logsumexp(np.array([[1000.0, 1000.0], [-np.inf, 2.0]]))
     array([1000.69314718,    2.        ])
     """
+    if adapter := adapter_of(x):
+        return adapter(logsumexp, locals())
     function, x, target, axis = logsumexp_arguments("logsumexp", x, axis, keepdims)
     function(x, target)
     return np.expand_dims(target, axis) if keepdims else target
