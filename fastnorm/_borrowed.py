@@ -66,14 +66,14 @@ def _library(array):
     kind = type(array)
     if kind not in _libraries:
         if hasattr(kind, "__array_namespace__"):  # JAX
-            home = array.__array_namespace__()
-            name = home.__name__
-        else:  # PyArrow's types have a `from_dlpack` each, torch one for all
-            name = kind.__module__
-            home = kind if hasattr(kind, "from_dlpack") else sys.modules[name.partition(".")[0]]
-        name = name.partition(".")[0]
+            homes = [array.__array_namespace__()]
+            name = homes[0].__name__.partition(".")[0]
+        else:  # PyArrow's types have a `from_dlpack` each, MLX one in the module of its type, torch in that of the library
+            name = kind.__module__.partition(".")[0]
+            homes = [kind, sys.modules.get(kind.__module__), sys.modules.get(name)]
         plain = describe(array) in _PLAIN.get(name, (describe(array),))
-        _libraries[kind] = _Library(name, getattr(home, "from_dlpack", None) if plain else None)
+        taking = [home.from_dlpack for home in homes if plain and hasattr(home, "from_dlpack")]
+        _libraries[kind] = _Library(name, taking[0] if taking else None)
     return _libraries[kind]
 
 

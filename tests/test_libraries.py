@@ -451,3 +451,14 @@ def test_pyarrow():
     y = fastnorm.rms_norm(pyarrow.Tensor.from_numpy(X), pyarrow.array(W))
     assert type(y) is pyarrow.Tensor
     assert_same_bits(y.to_numpy(), fastnorm.rms_norm(X, W))
+
+
+def test_mlx():
+    mx = pytest.importorskip("mlx.core")
+    if mx.array(X).__dlpack_device__()[0] != 1:
+        pytest.skip("an MLX whose arrays lie on a GPU")
+    for x in (mx.array(X), mx.array(X).astype(mx.bfloat16)):
+        y = fastnorm.rms_norm(x, mx.array(W))
+        assert type(y) is mx.array
+        assert y.dtype == x.dtype
+        assert mx.allclose(y, mx.fast.rms_norm(x, mx.array(W), 1e-6), 1e-2 if x.dtype == mx.bfloat16 else 1e-5)
