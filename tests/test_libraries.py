@@ -1,8 +1,10 @@
 """Arrays of other libraries in the CPU's memory go in where they lie, and results come back as theirs."""
 
+import doctest
 import importlib
 import inspect
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -377,6 +379,16 @@ Homeless.__module__ = "inspect"
 def test_arrays_that_cannot_be_taken(kind):
     with pytest.raises(TypeError, match=f"x must be .* in the CPU's memory that speaks DLPack, .* got .*{kind.__name__}"):
         fastnorm.rms_norm(kind(X))
+
+
+def test_the_example_of_the_api_page():
+    torch = pytest.importorskip("torch")
+    page = pathlib.Path(__file__).parent.parent / "docs" / "api.md"
+    if not page.exists():
+        pytest.skip("an installation without the repository")
+    text = page.read_text().split(":caption: needs torch\n")[1].split("```")[0]
+    example = doctest.DocTestParser().get_doctest(text, {"fastnorm": fastnorm, "torch": torch}, "api.md", None, 0)
+    assert doctest.DocTestRunner(verbose=False).run(example) == (0, 1)
 
 
 def test_torch_keeps_its_gradients():
