@@ -183,7 +183,10 @@ def _integers(name, argument, value, batch):
     except ValueError:  # lists of different lengths
         given = np.empty(0, object)
     if library_of(value) is None or given.dtype.kind not in "iu":
-        raise TypeError(f"{name}: {argument} must be an integer, or an array of one for each batch element, got {value!r}")
+        got = describe(value) if hasattr(value, "dtype") and library_of(value) is None else repr(value)
+        raise TypeError(
+            f"{name}: {argument} must be an integer, or a list or NumPy array of one for each batch element, got {got}"
+        )
     try:
         return np.full(batch, np.minimum(given, given.dtype.type(min(_FAR, np.iinfo(given.dtype).max))), np.int64)
     except ValueError:

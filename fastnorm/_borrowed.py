@@ -51,9 +51,16 @@ def borrowed(function, arguments):
     results = function(**views | _room(views))
 
     def back(y):
-        return theirs[id(y)] if id(y) in theirs else _given(_library(x), y)
+        return _written(theirs[id(y)]) if id(y) in theirs else _given(_library(x), y)
 
     return tuple(map(back, results)) if type(results) is tuple else back(results)
+
+
+def _written(out):
+    """An array that has been written to. To torch it is told: gradients may rest on what was there, which is an error then."""
+    if _library(out).name == "torch":
+        sys.modules["torch"].autograd.graph.increment_version(out)
+    return out
 
 
 class _Library(NamedTuple):

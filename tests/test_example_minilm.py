@@ -92,6 +92,8 @@ def test_minilm_prints_cosines(minilm, minilm_wheel, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_minilm_refuses_one_sentence(minilm_model):
+    with pytest.raises(ValueError, match="embed: batch_size must be at least 1, got -1"):
+        minilm_model.embed(["Yes."], batch_size=-1)
     with pytest.raises(TypeError, match=r"embed: sentences must be several, as in a list, got one: 'Yes\.'"):
         minilm_model.embed("Yes.")
 

@@ -128,6 +128,8 @@ def test_smollm2_says_what_is_wrong(smollm2, tiny_llama, tmp_path):
         model.logits([])
     with pytest.raises(ValueError, match="generate: token_ids must be integers within 0 and 259"):
         model.generate([260], 1)
+    with pytest.raises(ValueError, match="generate: n must be at least 0, got -1"):
+        model.generate([1, 2], -1)
     with pytest.raises(ValueError, match="generate: the model takes 64 tokens, got 4 and 61 to come"):
         model.generate([1, 2, 3, 4], 61)
 

@@ -474,3 +474,13 @@ def test_mlx():
         assert type(y) is mx.array
         assert y.dtype == x.dtype
         assert mx.allclose(y, mx.fast.rms_norm(x, mx.array(W), 1e-6), 1e-2 if x.dtype == mx.bfloat16 else 1e-5)
+
+
+def test_torch_hears_of_what_is_written():
+    """Gradients that rest on what was there are an error, as with torch's own functions."""
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.ones(4, 8))
+    h = (p * 2).exp()
+    fastnorm.softmax(h.detach(), out=h.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        h.sum().backward()

@@ -493,3 +493,25 @@ def test_documentation():
     page = pathlib.Path(__file__).parent.parent / "docs" / "pipelines.md"
     if page.exists():  # an installation has no pages
         assert not [name for name in OPERATORS if f"`{name}`" not in page.read_text()]
+
+
+TWO = '<ir_version: 8, opset_import: ["" : {}]> g (float[n,d] x, float[d] s) => (float[n,d] y, float[n,1] m) '
+NORM = "{{ y, m = LayerNormalization (x, s) }}"
+
+
+def layer_normalization(opset, x, operators):
+    model = parser.parse_model((TWO + NORM).format(opset))
+    return ReferenceEvaluator(model, new_ops=operators).run(None, {"x": x, "s": np.ones(x.shape[1], np.float32)})
+
+
+def test_an_operator_in_a_model_older_than_it(rng):
+    """As onnxruntime's optimiser writes LayerNormalization into models below opset 17."""
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    own, theirs = (layer_normalization(14, x, operators) for operators in (fastnorm.onnx.OPERATORS, None))
+    np.testing.assert_allclose(own[0], theirs[0], atol=1e-6)
+
+
+def test_statistics_of_empty_rows():
+    y, mean = layer_normalization(17, np.empty((3, 0), np.float32), fastnorm.onnx.OPERATORS)
+    assert y.shape == (3, 0)
+    assert np.isnan(mean).all()

@@ -107,6 +107,8 @@ class Model:
         """One vector a sentence, float32 of shape (sentences, features) and length 1."""
         if isinstance(sentences, str):
             raise TypeError(f"embed: sentences must be several, as in a list, got one: {sentences!r}")
+        if batch_size < 1:
+            raise ValueError(f"embed: batch_size must be at least 1, got {batch_size}")
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(list(sentences))]
         vectors = self.xp.empty((len(ids), self.words.shape[1]), self.words.dtype)
         for batch in batches([len(one) for one in ids], batch_size):

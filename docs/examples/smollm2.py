@@ -126,6 +126,8 @@ class Model:
             raise ValueError(
                 f"{name}: token_ids must be integers within 0 and {len(self.embedding) - 1}, at least one, got {ids}"
             )
+        if n < 0:
+            raise ValueError(f"{name}: n must be at least 0, got {n}")
         if len(ids) + n > self.context:
             raise ValueError(f"{name}: the model takes {self.context} tokens, got {len(ids)} and {n} to come")
         return ids
@@ -297,6 +299,8 @@ def main(arguments=None):
     parser.add_argument("--compare", action="store_true", help="generate once more without fastnorm")
     parser.add_argument("--arrays", choices=["numpy", "cupy"], default="numpy")
     options = parser.parse_args(arguments)
+    if options.n < 1:
+        parser.error(f"-n must be at least 1, got {options.n}")
     model = load(options.path, importlib.import_module(options.arrays))
     ids = model.tokenizer.encode(options.prompt)
     model.generate(ids, min(options.n, 2))  # kernels are compiled, or loaded

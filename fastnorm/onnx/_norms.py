@@ -134,5 +134,6 @@ def _statistics(x, axes, epsilon, centred=True):
     """Mean and inverse standard deviation of each row, or 0 and the inverse root mean square."""
     wide = x.astype(np.float64)
     with np.errstate(all="ignore"):
-        mean = wide.mean(axes, keepdims=True) * centred
-        return mean, 1 / np.sqrt(np.square(wide - mean).mean(axes, keepdims=True) + epsilon)
+        count = np.ones_like(wide).sum(axes, keepdims=True)  # 0 of an empty row, of which `mean` would warn
+        mean = wide.sum(axes, keepdims=True) / count * centred
+        return mean, 1 / np.sqrt(np.square(wide - mean).sum(axes, keepdims=True) / count + epsilon)

@@ -1,5 +1,7 @@
 """What all operators share: the version of the operator that a model means, and outputs that nobody asked for."""
 
+import contextlib
+
 import numpy as np
 import onnx.defs
 from onnx.reference.op_run import OpRun
@@ -15,7 +17,10 @@ class Operator(OpRun):
     def __init__(self, onnx_node, run_params, schema=None):
         self.opset = run_params["opsets"].get(self.op_domain)
         if schema is None and not self.op_domain:  # onnx would take defaults from the newest version
-            schema = onnx.defs.get_schema(type(self).__name__, self.opset, self.op_domain)
+            with contextlib.suppress(
+                onnx.defs.SchemaError
+            ):  # older than the operator, as onnxruntime's optimiser leaves models
+                schema = onnx.defs.get_schema(type(self).__name__, self.opset, self.op_domain)
         super().__init__(onnx_node, run_params, schema)
 
     def wants(self, index):
