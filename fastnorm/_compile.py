@@ -49,6 +49,7 @@ def _release():
 
 
 _held: list[Any] = []
+compiling = _lock  # held while kernels, or what makes them, come to be; forks wait for it
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
 

@@ -6,8 +6,11 @@ To add a backend: a package with the functions of `_cpu`, and a line in `_BACKEN
 import importlib
 import importlib.util
 import sys
+from typing import Any
 
 import numpy as np
+
+from ._compile import compiling
 
 # Library of the array -> (backend, where its array type is found). NumPy's memmap is an ndarray that lies in a file.
 _BACKENDS = {
@@ -16,6 +19,7 @@ _BACKENDS = {
 }
 _SEQUENCES = (list, tuple, int, float, np.generic)
 
+_imported: dict[str, Any] = {}
 _library_of_type: dict[type, str] = {}
 
 
@@ -64,8 +68,13 @@ def adapter_of(x):
 
 
 def backend_of(library):
-    """The backend's package, imported on first use."""
-    return importlib.import_module(_BACKENDS[library][0])
+    """The backend's package, imported on first use, under the lock that forks wait for: a child could never end an import."""
+    name = _BACKENDS[library][0]
+    backend = _imported.get(name)
+    if backend is None:
+        with compiling:
+            backend = _imported[name] = importlib.import_module(name)
+    return backend
 
 
 def function_of(name, library):

@@ -219,16 +219,23 @@ def pages():
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="nothing tells how much memory is in use")
 @pytest.mark.parametrize("norm", NORMS)
-def test_no_growth(rng, norm):
-    """10**5 small calls and 10**3 large ones: less than a byte a small call, and less than one large result."""
-    for shape, calls, bytes_allowed in [((4, 64), 100_000, 100_000), ((600, 1024), 1000, 600 * 1024 * 4)]:
+def test_no_growth(norm):
+    """In a process of its own, as others have threads of other libraries."""
+    path = f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})"
+    subprocess.run([sys.executable, "-c", f"{path}; import test_guest; test_guest.grow({norm!r})"], check=True)
+
+
+def grow(norm):
+    """10**5 small calls and 10**3 large ones: less than 11 bytes a small call, and less than what one large call returns."""
+    rng, results = np.random.default_rng(0), 2 if norm.startswith("add_") else 1
+    for shape, calls, bytes_allowed in [((4, 64), 100_000, 1 << 20), ((600, 1024), 1000, results * 600 * 1024 * 4)]:
         arrays = inputs(norm, rng, shape)
         for _ in range(30):
             call(norm, arrays, 1)
         before = pages()
         for _ in range(calls):
             call(norm, arrays, 1)
-        assert (pages() - before) * 4096 <= max(bytes_allowed, 1 << 20)
+        assert (pages() - before) * 4096 <= bytes_allowed
 
 
 @pytest.mark.parametrize("norm", NORMS)
