@@ -276,12 +276,12 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     given, _ = parameters_of(function, parameters, axis, (axis,), x, computed(dtype), NO_OFFSET, arrays)
     x = native(x, dtype)
     x, given, out = result_array(function, x, given, out, x, arrays)
-    view = functools.partial(_grouped, axis=axis, groups=groups)
+    view = functools.partial(as_grouped, axis=axis, groups=groups)
     target, out = landing(out, view, arrays)
     return backend, view(x), given, eps, target, out
 
 
-def _grouped(x, axis, groups):
+def as_grouped(x, axis, groups):
     """`x` as (batch, groups, before, channels, after): a view where there is one."""
     batch = x.shape[0] if axis else 1
     before, after = math.prod(x.shape[1:axis]), math.prod(x.shape[axis + 1 :])

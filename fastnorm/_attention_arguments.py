@@ -8,7 +8,7 @@ import numpy as np
 
 from ._arguments import landing, unless_overwritten
 from ._attention_options import Options
-from ._checks import as_array, check_out, computed, eps_of, library_for, native, number_of, result_dtype
+from ._checks import as_array, check_out, computed, eps_of, foreign, library_for, native, number_of, result_dtype
 from ._dispatch import backend_of, describe, function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
@@ -67,34 +67,10 @@ def attention_arguments(
     q, k, v = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("q", q), ("k", k), ("v", v)))
     dtype = result_dtype(q.dtype)
     q, k, v = native(q, dtype), native(k, result_dtype(k.dtype)), native(v, result_dtype(v.dtype))
-    if v.dtype != k.dtype:
-        raise TypeError(f"{name}: v must have the dtype of k, {k.dtype}, got {v.dtype}")
-    q, k, v, one_head = _heads(name, q, k, v)
-    batch = _common_batch(name, q, k, v)
-    n_heads, n_queries, head_size = q.shape[-3:]
-    n_keys, value_size = v.shape[-2:]
-    full, shape = (*batch, n_heads, n_queries, n_keys), (*batch, n_heads, n_queries, value_size)
-
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"{name}: return_lse must be True or False, got {return_lse!r}")
-    if not (qk_norm is None or (isinstance(qk_norm, str) and qk_norm in ("rms", "unit"))):
-        raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
-    lengths = _lengths(name, kv_lengths, batch, n_keys)
-    starts = lengths - n_queries if q_start is None else _starts(name, q_start, batch)
-    left, right = _bounds(name, window, is_causal)
-    options = Options(
-        _mask(name, mask, full, one_head, arrays),
-        starts,
-        lengths,
-        left,
-        right,
-        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else number_of(name, "scale", scale),
-        _softcap(name, softcap, computed(dtype)),
-        _of_heads(name, "alibi_slopes", slopes, n_heads, computed(dtype), arrays),
-        _of_heads(name, "sinks", sinks, n_heads, computed(dtype), arrays),
-        qk_norm,
-        eps_of(name, _EPS[qk_norm] if eps is None else eps, computed(dtype)),
-    )
+    given = mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, return_lse
+    q, k, v, options, one_head = asked(name, arrays, q, k, v, *given)
+    batch = options.lengths.shape
+    shape = (*batch, *q.shape[-3:-1], v.shape[-1])
     wanted = shape[1:] if one_head else shape
     if out is None:
         out = arrays.empty(wanted, dtype)
@@ -112,6 +88,39 @@ def attention_arguments(
         _small[dtype] = backend_of(library).small_attention
     q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
     return function, q, k, v, options._replace(**apart), target, lse, out, one_head
+
+
+def asked(
+    name, arrays, q, k, v, mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, return_lse
+):
+    """What was asked of arrays of these shapes and dtypes, whose elements are not looked at: all with heads, and options."""
+    if v.dtype != k.dtype:
+        raise TypeError(f"{name}: v must have the dtype of k, {k.dtype}, got {v.dtype}")
+    q, k, v, one_head = _heads(name, q, k, v)
+    batch = _common_batch(name, q, k, v)
+    n_heads, n_queries, head_size = q.shape[-3:]
+    n_keys, kind = k.shape[-2], computed(q.dtype)
+    if not isinstance(return_lse, (bool, np.bool_)):
+        raise TypeError(f"{name}: return_lse must be True or False, got {return_lse!r}")
+    if not (qk_norm is None or (isinstance(qk_norm, str) and qk_norm in ("rms", "unit"))):
+        raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
+    lengths = _lengths(name, kv_lengths, batch, n_keys)
+    starts = lengths - n_queries if q_start is None else _starts(name, q_start, batch)
+    left, right = _bounds(name, window, is_causal)
+    options = Options(
+        _mask(name, mask, (*batch, n_heads, n_queries, n_keys), one_head, arrays),
+        starts,
+        lengths,
+        left,
+        right,
+        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else number_of(name, "scale", scale),
+        _softcap(name, softcap, kind),
+        _of_heads(name, "alibi_slopes", slopes, n_heads, kind, arrays),
+        _of_heads(name, "sinks", sinks, n_heads, kind, arrays),
+        qk_norm,
+        eps_of(name, _EPS[qk_norm] if eps is None else eps, kind),
+    )
+    return q, k, v, options, one_head
 
 
 _ARRAYS = ("mask", "slopes", "sinks")
@@ -179,11 +188,11 @@ def _integers(name, argument, value, batch):
             f"{describe(value)}: the host must know them"
         )
     try:
-        given = np.asarray(value)
+        given = np.empty(0, object) if foreign(value) else np.asarray(value)
     except ValueError:  # lists of different lengths
         given = np.empty(0, object)
-    if library_of(value) is None or given.dtype.kind not in "iu":
-        got = describe(value) if hasattr(value, "dtype") and library_of(value) is None else repr(value)
+    if given.dtype.kind not in "iu":
+        got = describe(value) if foreign(value) else repr(value)
         raise TypeError(
             f"{name}: {argument} must be an integer, or a list or NumPy array of one for each batch element, got {got}"
         )
@@ -274,7 +283,16 @@ def merge_arguments(outs, lses):
     arrays, function = sys.modules[library], function_of(name, library)
     outs = [as_array(name, f"outs[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(outs)]
     lses = [as_array(name, f"lses[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(lses)]
+    check_parts(outs, lses)
     shape, dtype = outs[0].shape, result_dtype(outs[0].dtype)
+    with np.errstate(all="ignore"):
+        outs, lses = ([native(one, computed(dtype)) for one in many] for many in (outs, lses))
+    return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
+
+
+def check_parts(outs, lses):
+    """Refuse arrays of different shapes. Elements are not looked at."""
+    name, shape = "merge_attention", outs[0].shape
     for i, (one, lse) in enumerate(zip(outs, lses, strict=True)):
         if not shape or one.shape != shape:
             raise ValueError(
@@ -282,6 +300,3 @@ def merge_arguments(outs, lses):
             )
         if lse.shape != shape[:-1]:
             raise ValueError(f"{name}: lses[{i}] must have shape {shape[:-1]} to match outs, got {lse.shape}")
-    with np.errstate(all="ignore"):
-        outs, lses = ([native(one, computed(dtype)) for one in many] for many in (outs, lses))
-    return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._checks import result_dtype
-from ._dispatch import describe
+from ._dispatch import arguments_of, describe
 from ._vocabulary import name_of
 
 _CPU = 1  # DLPack's number of the device
@@ -34,10 +34,9 @@ def is_lent(x):
         return False
 
 
-def borrowed(function, arguments):
-    """The results of a public function, of the library of its first argument. `arguments` are its local variables."""
-    name, code = function.__name__, function.__code__
-    arguments = {n: arguments[n] for n in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+def borrowed(function, variables):
+    """The results of a public function, of the library of its first argument."""
+    name, arguments = function.__name__, arguments_of(function, variables)
     first, x = next(iter(arguments.items()))
     if first in _SEQUENCES:
         first, x = f"{first}[0]", x[0]

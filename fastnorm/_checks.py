@@ -5,7 +5,7 @@ import operator
 
 import numpy as np
 
-from ._dispatch import describe, library_of
+from ._dispatch import describe, is_lazy, library_of
 from ._vocabulary import STORED, name_of
 
 NO_OFFSET = 0.0  # the default of every `weight_offset`; one object, so that `is` tells it from a caller's
@@ -30,6 +30,11 @@ def as_array(function, name, value, arrays, dtypes):
     return value
 
 
+def foreign(value):
+    """True for what NumPy might turn into an array, but must not: it would lose a meaning, or be computed."""
+    return library_of(value) is None or is_lazy(value)
+
+
 def _check_members(function, name, value, depth=1):
     """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
     if depth > 64:
@@ -37,7 +42,7 @@ def _check_members(function, name, value, depth=1):
     for member in value if isinstance(value, (list, tuple)) else ():
         if isinstance(member, (list, tuple)):
             _check_members(function, name, member, depth + 1)
-        elif library_of(member) is None and not isinstance(member, (str, bytes, complex)) and member is not None:
+        elif foreign(member) and not isinstance(member, (str, bytes, complex)) and member is not None:
             raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
 
 
@@ -102,7 +107,7 @@ def library_for(x, function, others, first="x"):
     library = library_of(x)
     if library is None:
         raise TypeError(
-            f"{function}: {first} must be a NumPy or CuPy array, one in the CPU's memory that speaks DLPack, "
+            f"{function}: {first} must be a NumPy, CuPy or Dask array, one in the CPU's memory that speaks DLPack, "
             f"a list or a number, got {describe(x)}"
         )
     for name, value in others.items():
@@ -166,7 +171,7 @@ def eps_of(function, eps, dtype):
 
 def number_of(function, name, value):
     kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
-    if kind not in tuple("biuf") or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and library_of(value) is None):
+    if kind not in tuple("biuf") or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and foreign(value)):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)

@@ -1,6 +1,7 @@
 """Where does it run? The type of `x` decides, through one table; no library is imported unless the caller's array came from it.
 
-To add a backend: a package with the functions of `_cpu`, and a line in `_BACKENDS`.
+To add a backend: a package with the functions of `_cpu`, and a line in `_BACKENDS`. That of Dask is no backend: it has the
+public functions themselves, for arrays that are not there yet.
 """
 
 import importlib
@@ -16,11 +17,12 @@ from ._compile import compiling
 _BACKENDS = {
     "numpy": ("fastnorm._cpu", ("numpy.ndarray", "numpy.memmap")),
     "cupy": ("fastnorm._cuda", ("cupy.ndarray",)),
+    "dask": ("fastnorm._dask", ("dask.array.Array",)),
 }
 _SEQUENCES = (list, tuple, int, float, np.generic)
 
 _imported: dict[str, Any] = {}
-_library_of_type: dict[type, str] = {}
+_library_of_type: dict[type, str] = {}  # of types whose arrays a backend takes
 
 
 def library_of(value):
@@ -29,11 +31,16 @@ def library_of(value):
     library = _library_of_type.get(kind)
     if library is None:
         library = _find(kind)
-        if library is not None:
+        if library is None:
+            return "cupy" if _is_on_gpu(value) else None
+        if library != "dask":  # not kept: a type that is needs no adapter
             _library_of_type[kind] = library
-        elif _is_on_gpu(value):
-            return "cupy"
     return library
+
+
+def is_lazy(value):
+    """True for an array of Dask, whose elements nobody may ask for."""
+    return library_of(value) == "dask"
 
 
 def _is_on_gpu(value):
@@ -52,19 +59,35 @@ def _find(kind):
         return "numpy"
     for library, (_, paths) in _BACKENDS.items():
         for path in paths:
-            module, name = path.split(".")
+            module, _, name = path.rpartition(".")
             if module in sys.modules and kind is getattr(sys.modules[module], name, None):
                 return library
     return None
 
 
 def adapter_of(x):
-    """What makes of a call with `x` one of NumPy arrays, and of its results what `x` is; None if a backend takes `x` itself."""
+    """What answers a call with `x` in the place of a public function; None if a backend takes `x` itself.
+
+    An adapter is given the function and its local variables.
+    """
     if type(x) in _library_of_type or isinstance(x, (np.ndarray, *_SEQUENCES)):
         return None
     from ._borrowed import borrowed, is_lent
 
-    return borrowed if is_lent(x) else None
+    if is_lent(x):
+        return borrowed
+    return _planned if is_lazy(x) else None
+
+
+def _planned(function, variables):
+    """The graph of a call with Dask arrays: the function of this name in `_dask` makes it."""
+    return function_of(function.__name__, "dask")(**arguments_of(function, variables))
+
+
+def arguments_of(function, variables):
+    """The arguments of a public function by name, out of its local variables."""
+    code = function.__code__
+    return {n: variables[n] for n in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
 
 
 def backend_of(library):

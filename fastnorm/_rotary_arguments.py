@@ -43,6 +43,22 @@ def rope_arguments(x, cos, sin, interleaved, out):
     library = library_for(x, name, {"cos": cos, "sin": sin, "out": out})
     arrays, function = sys.modules[library], function_of(name, library)
     x, cos, sin = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("x", x), ("cos", cos), ("sin", sin)))
+    check_tables(x, cos, sin, interleaved)
+    x = native(x, result_dtype(x.dtype))
+    with np.errstate(all="ignore"):
+        tables = [native(a, computed(x.dtype)) for a in (cos, sin)]
+    tables = [arrays.broadcast_to(a, (*x.shape[:-1], cos.shape[-1])) for a in tables]
+    x, tables, out = result_array(name, x, tables, out, x, arrays)
+    view = functools.partial(as_rows, axes=(x.ndim - 1,))
+    target, out = landing(out, view, arrays)
+    if library == "numpy" and x.itemsize > 2 and x.dtype not in _small:
+        _small[x.dtype] = backend_of(library).small_rope(x.dtype)
+    return function, x, *tables, bool(interleaved), target, out
+
+
+def check_tables(x, cos, sin, interleaved):
+    """Refuse tables whose shapes do not fit that of `x`. Elements are not looked at."""
+    name = "rope"
     if not x.ndim:
         raise ValueError(f"{name}: x must have an axis of features, got a 0-dimensional array")
     if not isinstance(interleaved, (bool, np.bool_)):
@@ -51,19 +67,10 @@ def rope_arguments(x, cos, sin, interleaved, out):
         raise ValueError(f"{name}: cos must have at most half of the {x.shape[-1]} features of x, got shape {cos.shape}")
     if sin.shape != cos.shape:
         raise ValueError(f"{name}: sin must have the shape of cos, {cos.shape}, got {sin.shape}")
-    x = native(x, result_dtype(x.dtype))
-    try:
-        with np.errstate(all="ignore"):
-            tables = [native(a, computed(x.dtype)) for a in (cos, sin)]
-        tables = [arrays.broadcast_to(a, (*x.shape[:-1], cos.shape[-1])) for a in tables]
-    except ValueError:
-        raise ValueError(f"{name}: cos must broadcast to {x.shape[:-1]}, the leading shape of x, got {cos.shape}") from None
-    x, tables, out = result_array(name, x, tables, out, x, arrays)
-    view = functools.partial(as_rows, axes=(x.ndim - 1,))
-    target, out = landing(out, view, arrays)
-    if library == "numpy" and x.itemsize > 2 and x.dtype not in _small:
-        _small[x.dtype] = backend_of(library).small_rope(x.dtype)
-    return function, x, *tables, bool(interleaved), target, out
+    leading = x.shape[:-1]
+    fits = cos.ndim <= x.ndim and all(n in (1, m) for n, m in zip(cos.shape[-2::-1], leading[::-1], strict=False))
+    if not fits:
+        raise ValueError(f"{name}: cos must broadcast to {leading}, the leading shape of x, got {cos.shape}")
 
 
 def table_arguments(positions, dim, dtype):

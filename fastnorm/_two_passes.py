@@ -12,16 +12,21 @@ def apart(arrays, norm, x, residual, parameters, eps, out, kept):
     """
     computed = "float64" if np.float64 in (x.dtype, residual.dtype) else "float32"
     with np.errstate(all="ignore"):
-        if kept.itemsize > 2:
-            arrays.add(x, residual, out=kept, dtype=computed, casting="same_kind")
-        else:
-            kept[...] = for_rounding(arrays.add(x, residual, dtype=computed, casting="same_kind"), kept)
+        add(arrays, x, residual, computed, kept)
         if kept.dtype == out.dtype and COMPUTED[STORED[kept.dtype.name]] == computed:
             norm(kept, parameters, eps, out)
         else:
             wide = kept.astype(computed)
             norm(wide, parameters, eps, wide)
             out[...] = for_rounding(wide, out)
+
+
+def add(arrays, x, residual, computed, kept):
+    """Keep ``x + residual``, computed in a dtype and rounded once to that of `kept`."""
+    if kept.itemsize > 2:
+        arrays.add(x, residual, out=kept, dtype=computed, casting="same_kind")
+    else:
+        kept[...] = for_rounding(arrays.add(x, residual, dtype=computed, casting="same_kind"), kept)
 
 
 def for_rounding(wide, target):

@@ -5,7 +5,7 @@ A formula in `_math` is built from operators and from these words alone, so that
 ==================  =======================================  =========================
 value               where                                    bodies of the words
 ==================  =======================================  =========================
-NumPy arrays        tests, plans                             this file
+NumPy arrays        chunks of Dask, tests, plans             this file
 lanes of a register CPU kernels                              `_cpu/simd.py`
 one CPU number      CPU kernels, once a block or row         `_cpu/simd.py`
 one GPU number      CUDA kernels                             `_cuda/block.py`

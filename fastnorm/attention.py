@@ -32,8 +32,9 @@ def attention(
     ----------
     q : array_like
         Queries, of shape ``(..., Hq, Lq, D)``, or ``(Lq, D)`` for one head: an array or a list, of float16, bfloat16
-        (`ml_dtypes`), float32, float64 or integers, of any strides and byte order: of NumPy, of CuPy, or in the CPU's memory
-        and with DLPack, as torch's and JAX's. It decides the library of all arrays of the call, and the dtype of the result.
+        (`ml_dtypes`), float32, float64 or integers, of any strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in
+        the CPU's memory and with DLPack, as torch's and JAX's. It decides the library of all arrays of the call, and the dtype
+        of the result.
     k, v : array_like
         Keys ``(..., Hkv, Lk, D)`` and values ``(..., Hkv, Lk, Dv)``, of one dtype, which may differ from that of `q`. `Hkv`
         divides `Hq`: query head h reads key head ``h // (Hq // Hkv)``. Batch axes broadcast. Slices of a larger cache are

@@ -14,8 +14,8 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
         tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
@@ -115,8 +115,8 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None):
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``; of shape ``tuple(x.shape[a] for a in axis)`` if `axis` is a
         tuple. Of any of these dtypes, converted once to that of the computation; they never widen the result.
@@ -208,8 +208,8 @@ def unit_norm(x, weight=None, *, eps=0.0, axis=-1, out=None):
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     weight : array_like, optional
         Factors along `axis`, of shape ``(x.shape[axis],)``. Of any of these dtypes, converted once to that of the
         computation; they never widen the result. None, the default, means a factor of 1.
@@ -282,8 +282,8 @@ def group_norm(x, num_groups, weight=None, bias=None, *, eps=1e-5, axis=1, out=N
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call. Axis 0 is the batch, unless it is `axis`: then there is no batch.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call. Axis 0 is the batch, unless it is `axis`: then there is no batch.
     num_groups : int
         Number of groups, of neighbouring channels. It divides that of channels. As many groups as channels is instance
         norm; one group is layer norm over channels and space, with a weight for each channel.

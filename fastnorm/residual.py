@@ -14,8 +14,8 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     residual : array_like
         What is added, of the shape of `x`, of any of these dtypes.
     weight : array_like, optional
@@ -103,8 +103,8 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     residual : array_like
         What is added, of the shape of `x`, of any of these dtypes.
     weight : array_like, optional

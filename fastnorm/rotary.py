@@ -94,8 +94,8 @@ def rope(x, cos, sin, *, interleaved=False, out=None):
     ----------
     x : array_like
         An array or a list, of shape ``(..., D)``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's. It decides the
-        library of all arrays of the call.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
+        It decides the library of all arrays of the call.
     cos, sin : array_like
         Tables of `rope_tables`, of shape ``(..., n)`` with 2 n at most D, of any of these dtypes. Their leading axes broadcast
         to those of `x` by NumPy's rules. The first 2 n features are turned, the others stay as they are.

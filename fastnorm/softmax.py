@@ -16,7 +16,7 @@ def softmax(x, *, axis=-1, scale=ONE, out=None):
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that becomes probabilities.
     scale : float, default: 1.0
@@ -79,7 +79,7 @@ def log_softmax(x, *, axis=-1, scale=ONE, out=None):
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that becomes probabilities.
     scale : float, default: 1.0
@@ -136,7 +136,7 @@ def logsumexp(x, *, axis=-1, keepdims=False):
     ----------
     x : array_like
         An array or a list, of any shape but ``()``, of float16, bfloat16 (`ml_dtypes`), float32, float64 or integers, of any
-        strides and byte order: of NumPy, of CuPy, or in the CPU's memory and with DLPack, as torch's and JAX's.
+        strides and byte order: of NumPy, of CuPy, of Dask (lazy), or in the CPU's memory and with DLPack, as torch's and JAX's.
     axis : int, default: -1
         The axis that is summed along.
     keepdims : bool, default: False

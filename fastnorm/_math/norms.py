@@ -28,6 +28,16 @@ class Moments(NamedTuple):
     squares: Any
 
 
+class Shifted(NamedTuple):
+    """Moments of a piece, and the shift that they are about: of pieces that each choose their own."""
+
+    scale: Any
+    count: Any
+    total: Any
+    squares: Any
+    shift: Any
+
+
 def accumulate_square(squares, x):
     """One more element of a chain."""
     return fma(x, x, squares)
@@ -120,6 +130,30 @@ def better_guess(row, shift, bounds):
     """The mean of a row, rounded: the shift to sum it again with."""
     before = minimum(row.scale, bounds.one)
     return (shift * before + row.total / row.count / (row.scale / before)) / before
+
+
+# -------------------------------------------------------------------------------- pieces that do not share a shift
+def moved(row, shift, scale, bounds):
+    """Moments of a `Shifted` about another shift, at another scale."""
+    by = scaled_distance(row.shift, shift, scale, bounds)
+    total = row.total * (scale / row.scale)
+    squares = row.squares * (scale / row.scale) * (scale / row.scale)
+    way = row.count * by
+    return Moments(scale, row.count, total + way, fma(by, total + total + way, squares))
+
+
+def join_shifted(a, b, lifted_eps, bounds):
+    """The statistics of two pieces together, each about a shift near its own mean; about the mean of both.
+
+    Both are moved, so that no piece, however far off, decides what the others are measured from. A move only adds a square to a
+    sum of squares about the mean, so nothing cancels. The way between the shifts may ask for another scale than either piece.
+    """
+    way = b.shift - a.shift
+    scale = minimum(minimum(a.scale, b.scale), rescue_scale(way * way * (a.count + b.count), lifted_eps, bounds))
+    about_a = join_moments(moved(a, a.shift, scale, bounds), moved(b, a.shift, scale, bounds))
+    shift = better_guess(about_a, a.shift, bounds)
+    both = join_moments(moved(a, shift, scale, bounds), moved(b, shift, scale, bounds))
+    return Shifted(both.scale, both.count, both.total, both.squares, shift)
 
 
 # ------------------------------------------------------------------------------------------- what follows for a row
