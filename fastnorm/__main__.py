@@ -1,7 +1,9 @@
-"""The commands: ``fastnorm bench``, ``fastnorm warm`` and ``fastnorm info``, also as ``python -m fastnorm ...``."""
+"""The commands: ``fastnorm apply``, ``bench``, ``warm`` and ``info``, also as ``python -m fastnorm ...``."""
 
 import argparse
 import sys
+
+from ._apply import FUNCTIONS, apply
 
 
 def main(arguments=None):
@@ -30,6 +32,18 @@ def _parser():
     warm.add_argument("--ptx", metavar="DIR", help="compile for GPUs instead, into DIR, which FASTNORM_PTX_DIR then names")
     warm.add_argument("--capabilities", metavar="NUMBERS", default="80", help="of GPUs, such as 80,90 (default: 80, and newer)")
     warm.set_defaults(run=_warm)
+
+    on_file = commands.add_parser("apply", help="a norm or softmax of an array in a .npy file, in constant memory")
+    on_file.add_argument("function", metavar="FUNCTION", choices=FUNCTIONS, help=", ".join(FUNCTIONS))
+    on_file.add_argument("input", metavar="IN.npy", help="the file of x")
+    on_file.add_argument("output", metavar="OUT.npy", nargs="?", help="the file to write; it appears once it is whole")
+    on_file.add_argument("--weight", metavar="W.npy", help="the file of the weight")
+    on_file.add_argument("--bias", metavar="B.npy", help="the file of the bias")
+    on_file.add_argument("--axis", metavar="N", type=int, default=-1, help="the axis to normalise along (default: the last)")
+    on_file.add_argument("--eps", metavar="E", type=float, help="default: that of the function")
+    warning = "write to IN.npy itself; an interruption leaves its first chunks normalised, which cannot be undone"
+    on_file.add_argument("--in-place", action="store_true", help=warning)
+    on_file.set_defaults(run=apply)
 
     info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
     info.set_defaults(run=_info)

@@ -1,0 +1,305 @@
+"""`fastnorm apply`: the function of the whole array, bit for bit, or a file system as it was before."""
+
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fastnorm
+from fastnorm import _apply
+from fastnorm.__main__ import main
+
+PROGRAM = "import sys; from fastnorm import _apply; from fastnorm.__main__ import main; {}; sys.exit(main(sys.argv[1:]))"
+SLOW = "import time; _apply.CHUNK = 4096; _apply._let_go = lambda mappings: (print('chunk', flush=True), time.sleep(60))"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Chunks of 1 KB, so that small files have many."""
+    monkeypatch.setattr(_apply, "CHUNK", 1024)
+
+
+def save(name, array):
+    np.save(name, array)
+    return array
+
+
+def same(y, expected):
+    """The same bits, shape and dtype."""
+    assert y.shape == expected.shape
+    assert y.dtype == expected.dtype
+    assert y.tobytes() == expected.tobytes()
+
+
+def started(program, *arguments, **options):
+    command = [sys.executable, "-W", "error", "-c", PROGRAM.format(program), "apply", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def refused(capsys, *arguments):
+    """The complaint about arguments that are refused; nothing was written anywhere."""
+    before = {p: p.read_bytes() for p in pathlib.Path().rglob("*") if p.is_file()}
+    assert main(["apply", *map(str, arguments)]) == 2
+    assert {p: p.read_bytes() for p in pathlib.Path().rglob("*") if p.is_file()} == before
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("fastnorm apply: ")
+    return printed.err
+
+
+# ---------------------------------------------------------------------------------------------------------------- results
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(300,), (50, 40), (40, 50), (7, 30, 20), (2, 3, 5, 70), (1, 900), (900, 1), (1, 1, 3)])
+def test_any_axis_any_order(folder, tiny, rng, shape, order, in_place):
+    for axis in range(-len(shape), len(shape)):
+        x = save("x.npy", np.asarray(rng.standard_normal(shape, np.float32), order=order))
+        expected = fastnorm.rms_norm(x, axis=axis)
+        assert main(["apply", "rms_norm", "x.npy", "--in-place" if in_place else "y.npy", "--axis", str(axis)]) == 0
+        same(np.load("x.npy" if in_place else "y.npy"), expected)
+        if not in_place:
+            same(np.load("x.npy"), x)
+    assert {file.name for file in folder.iterdir()} <= {"x.npy", "y.npy"}
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4", ">f2", "i1", "u2", ">i4", "i8"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dtypes(folder, tiny, rng, dtype, axis):
+    x = save("x.npy", (rng.standard_normal((60, 70)) * 50).astype(dtype))
+    for function in _apply.FUNCTIONS:
+        assert main(["apply", function, "x.npy", "y.npy", "--axis", str(axis)]) == 0
+        same(np.load("y.npy"), getattr(fastnorm, function)(x, axis=axis))
+
+
+def test_weight_bias_and_eps(folder, tiny, rng):
+    x, weight, bias = (save(f"{n}.npy", rng.standard_normal(s)) for n, s in (("x", (40, 50)), ("w", 50), ("b", 50)))
+    arguments = ["--weight", "w.npy", "--bias", "b.npy", "--eps", "0.5"]
+    assert main(["apply", "layer_norm", "x.npy", "y.npy", *arguments]) == 0
+    same(np.load("y.npy"), fastnorm.layer_norm(x, weight, bias, eps=0.5))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (3, 0, 5)])
+def test_empty_arrays(folder, shape):
+    save("x.npy", np.zeros(shape, np.int16))
+    for output in ("y.npy", "z.npy"):
+        assert main(["apply", "softmax", "x.npy", output]) == 0
+        same(np.load(output), np.zeros(shape, np.float32))
+
+
+def test_a_header_that_leaves_elements_unaligned(folder, tiny, rng):
+    x = save("x.npy", rng.standard_normal((30, 40)))
+    text = pathlib.Path("x.npy").read_bytes()
+    pathlib.Path("x.npy").write_bytes(text[:8] + bytes([text[8] + 3]) + text[9:127] + b"   \n" + text[128:])
+    same(np.load("x.npy"), x)
+    assert main(["apply", "rms_norm", "x.npy", "y.npy"]) == 0
+    same(np.load("y.npy"), fastnorm.rms_norm(x))
+    assert main(["apply", "rms_norm", "x.npy", "--in-place"]) == 0
+    same(np.load("x.npy"), fastnorm.rms_norm(x))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((50, 40), 0), ((2, 3, 5, 70), 1), ((6, 7), 1), ((1000,), 0), ((9, 9, 9), 1)])
+def test_chunks_hold_each_element_once_and_whole_rows(shape, axis):
+    seen = np.zeros(shape, int)
+    for block in _apply._blocks(shape, axis, 100):
+        seen[block] += 1
+        assert seen[block].shape[axis] == shape[axis]
+        assert seen[block].size <= max(100, shape[axis])
+    assert (seen == 1).all()
+
+
+def test_the_last_line_says_what_was_written(folder, capsys):
+    save("x.npy", np.ones((3, 4), np.int8))
+    assert main(["apply", "rms_norm", "x.npy", "y.npy"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith(f"wrote {folder / 'y.npy'}: shape (3, 4), dtype float32, ")
+    assert printed.out.endswith(" GB/s read and written\n")
+
+
+def test_in_place_says_what_an_interruption_leaves(folder, capsys):
+    save("x.npy", np.ones((3, 4)))
+    assert main(["apply", "rms_norm", "x.npy", "--in-place"]) == 0
+    assert f"an interruption leaves the first chunks of {folder / 'x.npy'} normalised" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["apply", "--help"])
+    assert "an interruption leaves its first chunks normalised" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_replaced_keeps_its_permissions_and_its_link(folder):
+    save("x.npy", np.ones((3, 4)))
+    save("y.npy", np.ones(3))
+    os.chmod("y.npy", 0o600)
+    os.symlink("y.npy", "link.npy")
+    assert main(["apply", "rms_norm", "x.npy", "link.npy"]) == 0
+    assert os.path.islink("link.npy")
+    assert os.stat("y.npy").st_mode & 0o777 == 0o600
+    assert np.load("y.npy").shape == (3, 4)
+
+
+def test_a_bar_on_a_terminal(folder):
+    save("x.npy", np.ones((300, 400)))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fastnorm", "apply", "rms_norm", "x.npy", "y.npy"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, env=environment)
+    os.close(theirs)
+    assert "100%" in os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert run.stdout.startswith("wrote ")
+
+
+# --------------------------------------------------------------------------------------------------------------- refusals
+def test_functions_and_their_options(folder, capsys):
+    save("x.npy", np.ones((3, 4)))
+    save("w.npy", np.ones(3))
+    with pytest.raises(SystemExit) as caught:
+        main(["apply", "norm", "x.npy", "y.npy"])
+    assert caught.value.code == 2
+    assert "choose from" in capsys.readouterr().err
+    assert "weight must have shape (4,)" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--weight", "w.npy")
+    assert "softmax takes no --weight" in refused(capsys, "softmax", "x.npy", "y.npy", "--weight", "w.npy")
+    assert "rms_norm takes no --bias" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--bias", "w.npy")
+    assert "eps must not be negative" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--eps", "-1")
+    assert "axis must be within the 2 axes" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--axis", "2")
+    assert "OUT.npy or --in-place" in refused(capsys, "rms_norm", "x.npy")
+    assert "OUT.npy or --in-place" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--in-place")
+
+
+def test_files_that_hold_no_numbers(folder, capsys):
+    save("object.npy", np.array([{}, 1], object))
+    save("complex.npy", np.ones(3, complex))
+    save("scalar.npy", np.float32(1))
+    save("bfloat16.npy", np.ones((2, 3), ml_dtypes.bfloat16))
+    save("whole.npy", np.ones((3, 4)))
+    whole = pathlib.Path("whole.npy").read_bytes()
+    for name, content in (("truncated", whole[:-1]), ("header", whole[:70]), ("text", b"1 2 3"), ("nothing", b"")):
+        pathlib.Path(f"{name}.npy").write_bytes(content)
+    np.savez("archive.npz", np.ones(3))
+    for name in ("object.npy", "truncated.npy", "header.npy", "text.npy", "nothing.npy", "archive.npz"):
+        assert f"{name} is not a .npy file of numbers" in refused(capsys, "rms_norm", name, "y.npy")
+        assert f"{name} is not a .npy file of numbers" in refused(capsys, "rms_norm", name, "--in-place")
+        assert f"{name} is not a .npy" in refused(capsys, "rms_norm", "whole.npy", "y.npy", "--weight", name)
+    assert "No such file" in refused(capsys, "rms_norm", "missing.npy", "y.npy")
+    assert "got complex128" in refused(capsys, "rms_norm", "complex.npy", "y.npy")
+    assert "0-dimensional" in refused(capsys, "rms_norm", "scalar.npy", "y.npy")
+    assert "bfloat16.npy has dtype V2" in refused(capsys, "rms_norm", "bfloat16.npy", "y.npy")
+
+
+def test_targets_that_are_sources(folder, capsys):
+    for name in "xwb":
+        save(f"{name}.npy", np.ones(4))
+    os.link("x.npy", "hard.npy")
+    os.symlink("x.npy", "soft.npy")
+    os.mkdir("sub")
+    for path in ("x.npy", "sub/../x.npy", folder / "x.npy", "hard.npy", "soft.npy"):
+        assert "is the file of IN.npy: --in-place" in refused(capsys, "rms_norm", "x.npy", path)
+    assert "is the file of --weight" in refused(capsys, "rms_norm", "x.npy", "w.npy", "--weight", "w.npy")
+    assert "is the file of --bias" in refused(capsys, "layer_norm", "x.npy", "b.npy", "--bias", "b.npy")
+    assert "is the file of --weight" in refused(capsys, "rms_norm", "x.npy", "--in-place", "--weight", "hard.npy")
+
+
+@pytest.mark.parametrize("dtype", ["i4", ">f4"])
+def test_in_place_needs_the_dtype_of_the_result(folder, capsys, dtype):
+    save("x.npy", np.ones((3, 4), dtype))
+    assert "--in-place: the result has dtype <f" in refused(capsys, "rms_norm", "x.npy", "--in-place")
+
+
+def test_targets_that_cannot_be(folder, capsys, monkeypatch):
+    save("x.npy", np.ones((3, 4)))
+    os.mkdir("sub")
+    assert "there is no folder" in refused(capsys, "rms_norm", "x.npy", "none/y.npy")
+    assert "sub is not a file" in refused(capsys, "rms_norm", "x.npy", "sub")
+    usage = type("Usage", (), {"free": 95})
+    monkeypatch.setattr(_apply.shutil, "disk_usage", lambda path: usage)
+    assert f"y.npy needs 96 bytes, but {folder} has 95 left" in refused(capsys, "rms_norm", "x.npy", "y.npy")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # a test may run as root, who may write anywhere
+    assert f"{folder} is not writeable" in refused(capsys, "rms_norm", "x.npy", "y.npy")
+    assert "x.npy is not writeable" in refused(capsys, "rms_norm", "x.npy", "--in-place")
+
+
+# ----------------------------------------------------------------------------------------------------------- interruptions
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(folder, rng, number, axis):
+    x = save("x.npy", rng.standard_normal((200, 300)))
+    save("y.npy", x[0])
+    process = started(SLOW, "softmax", "x.npy", "y.npy", "--axis", axis)
+    assert process.stdout.readline() == "chunk\n"
+    assert len(list(folder.iterdir())) == 3
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert (out, err) == ("", "fastnorm apply: interrupted, nothing was written\n")
+    assert {file.name for file in folder.iterdir()} == {"x.npy", "y.npy"}
+    same(np.load("x.npy"), x)
+    same(np.load("y.npy"), x[0])
+
+
+def test_a_signal_in_place_leaves_what_was_said(folder, rng):
+    x = save("x.npy", rng.standard_normal((200, 300)))
+    process = started(SLOW, "softmax", "x.npy", "--in-place")
+    assert process.stdout.readline() == "chunk\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1].endswith("interrupted, the first chunks of x.npy are normalised\n")
+    assert process.returncode == 130
+    rows = (np.load("x.npy") == fastnorm.softmax(x)).all(axis=1)
+    assert rows.any()
+    assert not rows.all()
+    same(np.load("x.npy")[~rows], x[~rows])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("limit", [1000, 30_000])
+def test_a_full_disk_leaves_nothing(folder, rng, limit, axis):
+    x = save("x.npy", rng.standard_normal((200, 300), np.float32))
+    limited = f"import resource; _apply.CHUNK = 4096; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    process = started(limited, "softmax", "x.npy", "y.npy", "--axis", axis)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("fastnorm apply: [Errno 27] File too large")
+    assert [file.name for file in folder.iterdir()] == ["x.npy"]
+    same(np.load("x.npy"), x)
+
+
+def test_an_error_in_the_middle_leaves_nothing(folder, tiny, monkeypatch, capsys):
+    save("x.npy", np.ones((200, 300)))
+    chunks = []
+
+    def full(mappings):
+        chunks.append(mappings)
+        if len(chunks) == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_apply, "_let_go", full)
+    assert "No space left on device" in refused(capsys, "rms_norm", "x.npy", "y.npy")
+    assert len(chunks) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- memory
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory from /proc")
+@pytest.mark.parametrize("arguments", [("y.npy",), ("--in-place",), ("y.npy", "--axis", "0"), ("--in-place", "--axis", "0")])
+def test_memory_does_not_grow_with_the_file(folder, arguments):
+    """A file of 30 chunks against one of a chunk: `ru_maxrss` would show the parent's, which is why it is not asked."""
+    chunk, peaks = 4 << 20, []
+    program = (
+        f"_apply.CHUNK = {chunk}; import atexit, re; "
+        "atexit.register(lambda: print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]))"
+    )
+    for chunks in (1, 30):
+        save("x.npy", np.ones((chunks * chunk // 4096, 1024), np.float32))
+        out, err = started(program, "rms_norm", "x.npy", *arguments).communicate(timeout=60)
+        assert "wrote" in out, err
+        peaks.append(int(out.split()[-1]) * 1024)
+    assert peaks[1] - peaks[0] < 3 * chunk
