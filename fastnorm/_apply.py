@@ -134,7 +134,7 @@ def _created(path, dtype, x):
 
 
 def _fill(function, axis, x, y, path):
-    """Normalise `x` into `y`, both mapped; `path` is the file of `y`, which is written to where a chunk is one stretch of it."""
+    """Normalise `x` into `y`, both mapped. `path` is the file of `y`, written to wherever a chunk is one stretch of it."""
     mappings, begin, title = (x.base, y.base), y.offset, os.path.basename(path)
     if x.flags.fnc:  # the order of the file is the other one: the same for the mirrored arrays
         x, y, axis = x.T, y.T, x.ndim - 1 - axis
