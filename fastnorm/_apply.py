@@ -2,7 +2,7 @@
 
 A chunk is read from a mapping of the file and, where it is one stretch of the file, written by plain writes: a full disk is an
 error of those, while it ends a process that wrote to a mapping. Where the normalised axis comes before one that has to be cut,
-a chunk is spread over the file, and goes to a mapping after all, of a file whose room is reserved first.
+a chunk is spread over the file, and goes to a mapping after all. Room is therefore reserved first.
 """
 
 import contextlib
@@ -141,7 +141,7 @@ def _fill(function, axis, x, y, path):
     blocks = _blocks(x.shape, axis, CHUNK // max(x.itemsize, y.itemsize))
     room = np.empty(max((y[block].nbytes for block in blocks[:1]), default=0), np.uint8)
     with open(path, "rb+") as file:
-        if blocks and not y[blocks[0]].flags.c_contiguous and hasattr(os, "posix_fallocate"):
+        if blocks and hasattr(os, "posix_fallocate"):  # a full disk shows at once
             os.posix_fallocate(file.fileno(), begin, y.nbytes)
         for block in _shown(blocks, title):
             part, target = x[block], y[block]
