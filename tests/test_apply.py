@@ -16,7 +16,11 @@ from fastnorm import _apply
 from fastnorm.__main__ import main
 
 PROGRAM = "import sys; from fastnorm import _apply; from fastnorm.__main__ import main; {}; sys.exit(main(sys.argv[1:]))"
-SLOW = "import time; _apply.CHUNK = 4096; _apply._let_go = lambda mappings: (print('chunk', flush=True), time.sleep(60))"
+# A shell's background jobs ignore Ctrl-C, and so would what the tests start there.
+SLOW = (
+    "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); _apply.CHUNK = 4096; "
+    "_apply._let_go = lambda mappings: (print('chunk', flush=True), time.sleep(60))"
+)
 
 
 @pytest.fixture
