@@ -201,6 +201,27 @@ def test_settings_for_debugging_the_users_code(tmp_path, setting):
     assert done.stdout.strip() == "1.0", done.stderr[-2000:]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_while_another_thread_imports_a_backend():
+    """A module whose import another thread has begun would be locked for ever in the child."""
+    program = (
+        "import os, threading, time, types, warnings; warnings.simplefilter('ignore')\n"
+        "from fastnorm import _dispatch\n"
+        "lock, begun = threading.Lock(), threading.Event()\n"
+        "def slowly(name):\n"
+        "    with lock: begun.set(); time.sleep(0.5)\n"
+        "_dispatch.importlib = types.SimpleNamespace(import_module=slowly)\n"
+        "_dispatch._imported.clear()\n"
+        "thread = threading.Thread(target=_dispatch.backend_of, args=('numpy',)); thread.start()\n"
+        "begun.wait()\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(not lock.acquire(timeout=2))\n"
+        "print(os.waitpid(child, 0)[1]); thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "0", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_fork_while_another_thread_compiles(tmp_path):

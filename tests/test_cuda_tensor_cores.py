@@ -108,12 +108,14 @@ def test_far_from_one(device, rng):
     assert not np.array_equal(others, np.delete(plain, 3, axis=2))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
-def test_equal_values_are_their_mean(device, rng, dtype):
-    """Whatever rounding takes from weights: with two keys they are off by half a unit together."""
-    q, k, v = arrays(rng, heads=(1, 1), n=300, keys=2, sizes=(16, 16), dtype=dtype)
-    v[...] = v[:, :, :1]
-    np.testing.assert_array_equal(attend(device, q, k, v), np.broadcast_to(v[:, :, :1], q.shape))
+@pytest.mark.parametrize(("dtype", "digits"), [(np.float16, 10), (BFLOAT16, 7)])
+def test_equal_values_are_their_mean(device, dtype, digits):
+    """Whatever rounding takes from weights: here nearly half a unit from each of 255, of values at the end of a binade."""
+    weight = 2.0**-3 * (1 + 0.9 * 2.0 ** -(digits + 1))
+    q, k = (np.zeros((1, n, 16), dtype) for n in (20, 256))
+    q[..., 0], k[:, 1:, 0] = 1, -1
+    v = np.full(k.shape, 2 - 2.0**-digits, dtype)
+    np.testing.assert_array_equal(attend(device, q, k, v, scale=-np.log(weight)), v[:, :20])
 
 
 @pytest.mark.parametrize("score", [-12.0, -15.0, -18.0])
