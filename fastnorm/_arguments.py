@@ -15,6 +15,7 @@ from ._checks import (
     as_array,
     axes_of,
     check_out,
+    check_residual,
     computed,
     eps_of,
     groups_of,
@@ -213,8 +214,7 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
     x = as_array(function, "x", x, arrays, backend.DTYPES)
     residual = as_array(function, "residual", residual, arrays, backend.DTYPES)
     axes = axes_of(function, axis, x, tuples=False)
-    if residual.shape != x.shape:
-        raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
+    check_residual(function, x, residual)
     inputs = [native(a, result_dtype(a.dtype)) for a in (x, residual)]
     accumulated = _FLOAT64 if _FLOAT64 in (inputs[0].dtype, inputs[1].dtype) else _FLOAT32
     eps = eps_of(function, eps, accumulated)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ._arguments import landing, unless_overwritten
 from ._attention_options import Options
-from ._checks import as_array, check_out, computed, eps_of, foreign, library_for, native, number_of, result_dtype
+from ._checks import as_array, check_flag, check_out, computed, eps_of, foreign, library_for, native, number_of, result_dtype
 from ._dispatch import backend_of, describe, function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
@@ -100,8 +100,7 @@ def asked(
     batch = _common_batch(name, q, k, v)
     n_heads, n_queries, head_size = q.shape[-3:]
     n_keys, kind = k.shape[-2], computed(q.dtype)
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"{name}: return_lse must be True or False, got {return_lse!r}")
+    check_flag(name, "return_lse", return_lse)
     if not (qk_norm is None or (isinstance(qk_norm, str) and qk_norm in ("rms", "unit"))):
         raise ValueError(f"{name}: qk_norm must be None, 'rms' or 'unit', got {qk_norm!r}")
     lengths = _lengths(name, kv_lengths, batch, n_keys)
@@ -217,8 +216,7 @@ def _lengths(name, kv_lengths, batch, n_keys):
 
 def _bounds(name, window, is_causal):
     """How far to the left and to the right a query sees; None: to the end."""
-    if not isinstance(is_causal, (bool, np.bool_)):
-        raise TypeError(f"{name}: is_causal must be True or False, got {is_causal!r}")
+    check_flag(name, "is_causal", is_causal)
     bounds = [None, None]
     if window is not None:
         try:

@@ -179,6 +179,16 @@ def number_of(function, name, value):
         raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
 
 
+def check_flag(function, name, value):
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
+def check_residual(function, x, residual):
+    if residual.shape != x.shape:
+        raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
+
+
 def check_out(function, name, out, shape, dtype):
     if not hasattr(out, "flags"):
         raise TypeError(f"{function}: {name} must be an array, got {describe(out)}")

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from ._arguments import as_rows, landing, result_array
-from ._checks import as_array, computed, library_for, native, result_dtype
+from ._checks import as_array, check_flag, computed, library_for, native, result_dtype
 from ._cpu.layout import SMALL
 from ._dispatch import backend_of, function_of
 from ._vocabulary import STORED
@@ -61,8 +61,7 @@ def check_tables(x, cos, sin, interleaved):
     name = "rope"
     if not x.ndim:
         raise ValueError(f"{name}: x must have an axis of features, got a 0-dimensional array")
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise TypeError(f"{name}: interleaved must be True or False, got {interleaved!r}")
+    check_flag(name, "interleaved", interleaved)
     if not cos.ndim or 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(f"{name}: cos must have at most half of the {x.shape[-1]} features of x, got shape {cos.shape}")
     if sin.shape != cos.shape:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from ._arguments import as_rows, landing, result_array
-from ._checks import as_array, axes_of, library_for, native, number_of, result_dtype
+from ._checks import as_array, axes_of, check_flag, library_for, native, number_of, result_dtype
 from ._cpu.layout import KEPT, SMALL
 from ._dispatch import function_of
 from ._vocabulary import STORED
@@ -58,8 +58,7 @@ def softmax_arguments(name, x, axis, scale, out):
 
 def logsumexp_arguments(name, x, axis, keepdims):
     """Arguments of `logsumexp`: the backend's function, x with the axis last, the target without it, and that axis."""
-    if not isinstance(keepdims, (bool, np.bool_)):
-        raise TypeError(f"{name}: keepdims must be True or False, got {keepdims!r}")
+    check_flag(name, "keepdims", keepdims)
     x, axis, arrays, function = _prepared(name, x, axis, None)
     x = as_rows(x, (axis,))
     return function, x, arrays.empty(x.shape[:-1], x.dtype), axis

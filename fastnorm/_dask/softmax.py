@@ -10,7 +10,7 @@ import numpy as np
 import fastnorm
 
 from .. import _math
-from .._checks import axes_of, number_of, result_dtype
+from .._checks import axes_of, check_flag, number_of, result_dtype
 from .._vocabulary import EXPONENTIALS, RANGES, finite_in
 from .arguments import checked, is_cut, whole_if_short
 from .graph import in_pairs, joined, lazy, meta_of, per_chunk
@@ -45,8 +45,7 @@ def _softmax(function, x, axis, scale, out):
 def logsumexp(x, *, axis, keepdims):
     """As the public function, of a Dask array."""
     function = "logsumexp"
-    if not isinstance(keepdims, (bool, np.bool_)):
-        raise TypeError(f"{function}: keepdims must be True or False, got {keepdims!r}")
+    check_flag(function, "keepdims", keepdims)
     checked(function, x, {}, {})
     axes = axes_of(function, axis, x, tuples=False)
     dtype = result_dtype(x.dtype)

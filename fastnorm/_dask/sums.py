@@ -6,7 +6,7 @@ import numpy as np
 
 import fastnorm
 
-from .._checks import NO_OFFSET, as_array, axes_of, computed, eps_of, named, native, result_dtype
+from .._checks import NO_OFFSET, as_array, axes_of, check_residual, computed, eps_of, named, native, result_dtype
 from .._two_passes import add
 from .._vocabulary import STORED
 from .arguments import checked, is_cut, lazy_parameters, lazy_too, whole_if_short
@@ -32,8 +32,7 @@ def _add_norm(norm, x, residual, parameters, eps, axis, weight_offset, outs):
     arrays = checked(function, x, {"residual": residual, **named(parameters)}, outs)
     as_array(function, "residual", residual._meta, arrays, tuple(STORED))
     axes = axes_of(function, axis, x, tuples=False)
-    if residual.shape != x.shape:
-        raise ValueError(f"{function}: residual must have the shape of x, {x.shape}, got {residual.shape}")
+    check_residual(function, x, residual)
     dtype, kept = result_dtype(x.dtype), result_dtype(residual.dtype)
     accumulated = computed(np.promote_types(computed(dtype), computed(kept)))
     eps = eps_of(function, eps, accumulated)
