@@ -25,7 +25,7 @@ from .attention_layout import (
 )
 from .block import ALL, WARP, as_number, get, inlined, is_given, put, shifted, sum_warp
 from .launch import Source
-from .scores import mask_reader, query_at, seen
+from .scores import kinds_of, mask_reader, query_at, seen
 from .softmax_kernels import largest_of_warp
 from .tiles import kind_of
 
@@ -283,14 +283,9 @@ def attend(dtype, cached, normalised, columns, wide_mask):
 
     number, result, value = types.CPointer(kind), types.CPointer(stored), types.CPointer(getattr(types, cached))
     query, key = (number, number) if normalised else (result, value)
-    i, four = integer, [integer] * 4
-    bytes_, integers = types.CPointer(types.uint8), types.CPointer(integer)
-    kinds = (
-        *(query, *four, key, *four, value, *four, result, *four, number, bytes_, *four, i),
-        *(integers, integers, number, number, i, i, i, i, kind, kind, i, number),
-        *(i, i, i, i, i, i, i, number, number, number),
-    )
-    return Source(kernel, kinds, (THREADS, 2))  # blocks side by side: told more, ptxas spills
+    return Source(
+        kernel, kinds_of(query, key, value, result, number), (THREADS, 2)
+    )  # blocks side by side: told more, ptxas spills
 
 
 def join(dtype):

@@ -1,9 +1,9 @@
 """The kernel of attention on tensor cores, for 16-bit floats: a block takes 64 queries, a warp 16 of them, 64 keys at a time.
 
 Scores and sums are float32; weights are rounded to 16 bits for their values, whose sums are divided by that of rounded weights,
-so that equal values have that value for their mean. Keys and values
-take turns in coming to shared memory: the ones while the others are in use. A row that ends without a number is marked, and
-computed again by `attend`: it may have left the range, or seen a value that is no number behind a mask.
+so that equal values have that value for their mean. Keys and values take turns in coming to shared memory: the ones while the
+others are in use. A row that ends without a number is marked, and computed again by `attend`: it may have left the range, or
+seen a value that is no number behind a mask.
 
 What a lane holds of tiles, with ``row = lane // 4`` and ``pair = 2 * (lane % 4)``: of 16 x 8 sums those at (row, pair), (row,
 pair + 1), (row + 8, pair), (row + 8, pair + 1); of 16 x 16 weights, which are the next product's left side, the same of the
@@ -32,7 +32,7 @@ from .matrix import (
     unpacker,
     wait_for_copies,
 )
-from .scores import mask_reader, query_at, seen
+from .scores import kinds_of, mask_reader, query_at, seen
 from .tiles import kind_of
 
 # What weights are multiplied by when they are rounded: float16 has nothing below 6e-8, where many small ones may still count.
@@ -362,11 +362,5 @@ def attend_tiles(dtype, size, aligned, wide_mask):
                 store_row(values, place, query_at(out, out_head, out_row, head, n, row), out_stride, column, value_size)
             i += WARP
 
-    read, number, i = types.CPointer(stored), types.CPointer(kind), integer
-    four, integers = [integer] * 4, types.CPointer(integer)
-    kinds = (
-        *(read, *four, read, *four, read, *four, read, *four, number, types.CPointer(types.uint8), *four, i),
-        *(integers, integers, number, number, i, i, i, i, kind, kind, i, number),
-        *(i, i, i, i, i, i, i, number, number, number),
-    )
+    kinds = kinds_of(*[types.CPointer(stored)] * 4, types.CPointer(kind))
     return Source(kernel, kinds, (THREADS, MATRIX_BLOCKS))

@@ -60,20 +60,12 @@ def _attend(q, k, v, options, out, lse):
     sizes = [n, group, key_heads, head_size, value_size, blocks, segment if segments > 1 else n_keys]
     wide_mask = masked[-1] == layout.FLOAT64
     run = launch.kernel("fastnorm._cuda.attend:attend", stored, cached, normalised, columns, wide_mask)
-    block = (layout.THREADS,)
+    block, fast = (layout.THREADS,), None
     if not normalised and _suits_tensor_cores(stored, cached, group * n, max(head_size, value_size)):
-        size = next(size for size in layout.MATRIX_SIZES if size >= max(head_size, value_size))
-        fast = launch.kernel("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, _aligned(q, k, v, out), wide_mask)
-        room = cupy.empty(all_rows, lse.dtype)
-        blocks = -(-group * n // layout.MATRIX_ROWS)
-        fast(
-            (n_batch * key_heads * blocks,),
-            block,
-            (*arrays, *numbers, layout.FIRST, room.data.ptr, *sizes[:5], blocks, 0, 0, 0, 0),
-        )
-        run(grid, block, (*arrays, *numbers, layout.FIRST, room.data.ptr, *sizes, *parts))  # rows that are marked
-        return
-    run(grid, block, (*arrays, *numbers, layout.FIRST, 0, *sizes, *parts))
+        fast = cupy.empty(all_rows, lse.dtype)
+        _on_tensor_cores(stored, wide_mask, (q, k, v, out), (*arrays, *numbers, layout.FIRST, fast.data.ptr, *sizes[:5]))
+    # All rows, or those that tensor cores have left without a number
+    run(grid, block, (*arrays, *numbers, layout.FIRST, _at(fast), *sizes, *parts))
     if segments > 1:
         _join(parts, segments, out, lse, marks)
         # Rows that left the range, which the device alone knows of: most often none, and then this is over at once.
@@ -88,10 +80,17 @@ def _suits_tensor_cores(stored, cached, rows, size):
     return int(launch.capability(cupy.cuda.runtime.getDevice())) >= layout.MATRIX_CAPABILITY
 
 
-def _aligned(*arrays):
-    """True if 128 bits at a time can move: features lie side by side, and all else at multiples of 16 bytes."""
-    numbers = (number for a in arrays for number in (a.data.ptr, a.shape[-1] * a.itemsize, *a.strides[:-1]))
-    return all(a.strides[-1] == a.itemsize for a in arrays) and not any(number % launch.LOAD for number in numbers)
+def _on_tensor_cores(stored, wide_mask, arrays, arguments):
+    """Attention but for rows that end without a number, which are marked. `arguments`: of the kernel, up to the sizes."""
+    q, k, v, _ = arrays
+    n_batch, n_heads, n, head_size = q.shape
+    key_heads = k.shape[1]
+    size = next(size for size in layout.MATRIX_SIZES if size >= max(head_size, v.shape[-1]))
+    wide = launch.moves_wide(number for a in arrays for number in (a.data.ptr, a.shape[-1] * a.itemsize, *a.strides[:-1]))
+    aligned = wide and all(a.strides[-1] == a.itemsize for a in arrays)
+    blocks = -(-(n_heads // key_heads * n) // layout.MATRIX_ROWS)
+    run = launch.kernel("fastnorm._cuda.attend_matrix:attend_tiles", stored, size, aligned, wide_mask)
+    run((n_batch * key_heads * blocks,), (layout.THREADS,), (*arguments, blocks, 0, 0, 0, 0))
 
 
 def _join(parts, n_parts, out, lse, marks=0):

@@ -43,6 +43,11 @@ class Source(NamedTuple):
     threads: Any  # that a block may have, hence how many registers one of them; or these and how many blocks run side by side
 
 
+def moves_wide(numbers):
+    """True if 128 bits can move at once: addresses, strides and lengths of rows, in bytes, are all multiples of 16."""
+    return not any(number % LOAD for number in numbers)
+
+
 def block_size(n, itemsize):
     """Threads for a row of n elements: enough to hold it in registers, in whole warps. They set the order of summation."""
     threads = -(-n * itemsize // HELD)

@@ -69,13 +69,11 @@ def _launch(maker, norm, arrays, parameters, eps, axes, shape):
     at, strides = [a.data.ptr for a in arrays], [row_stride(a, axes) for a in arrays]
     parameters_at = [0 if p is None else p.data.ptr for p in parameters]
     threads = launch.block_size(n, computed.itemsize)
-    unaligned = n * x.itemsize
-    for number in at + strides + ([] if shape else parameters_at):  # what channels need is loaded one by one
-        unaligned |= number
+    numbers = [n * x.itemsize, *at, *strides, *([] if shape else parameters_at)]  # what channels need is loaded one by one
     whole = n * computed.itemsize <= threads * launch.HELD
     short = maker == "rows" and threads == launch.WARP
     maker = f"fastnorm._cuda.rows:{'short_' if short else ''}{maker}"
-    aligned, rows = not unaligned % launch.LOAD, x.size // n
+    aligned, rows = launch.moves_wide(numbers), x.size // n
     weight_at, bias_at = (*parameters_at, 0)[:2]
     if maker.endswith(":rows") and not _is_short(x):
         _launch_pieces((norm, dtype, aligned), rows, at, strides, (weight_at, bias_at, eps, lifted_eps), n, computed)

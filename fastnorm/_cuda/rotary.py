@@ -38,7 +38,7 @@ def _rotate(x, cosine, sine, interleaved, out):
     n, features = cosine.shape[-1], x.shape[-1]
     numbers = [number for a, o, i in zip(arrays, outer[1], inner[1], strict=True) for number in (a.data.ptr, o, i)]
     numbers += [n * x.itemsize, features * x.itemsize]
-    aligned = not any(number % launch.LOAD for number in numbers)
+    aligned = launch.moves_wide(numbers)
     several = launch.LOAD // x.itemsize if aligned else 1
     lanes = min(1 << max(0, -(-n // several) - 1).bit_length(), THREADS)
     blocks = -(-inner[0] // (THREADS // lanes))

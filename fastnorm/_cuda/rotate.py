@@ -27,8 +27,13 @@ def rotate(dtype, aligned, interleaved):
         return (2 * p, 2 * p + 1) if interleaved else (p, several + p)
 
     @inlined
+    def both_of(i, n):
+        """Where in a row the pairs from number i on begin: two loads."""
+        return (2 * i, 2 * i + several) if interleaved else (i, i + n)
+
+    @inlined
     def load(x, i, n, pairs):
-        here, there = (2 * i, 2 * i + several) if interleaved else (i, i + n)
+        here, there = both_of(i, n)
         if aligned:
             load_wide(x, here, pairs, 0)
             load_wide(x, there, pairs, several)
@@ -37,7 +42,7 @@ def rotate(dtype, aligned, interleaved):
 
     @inlined
     def store(out, i, n, pairs):
-        here, there = (2 * i, 2 * i + several) if interleaved else (i, i + n)
+        here, there = both_of(i, n)
         if aligned:
             store_wide(out, here, pairs, 0)
             store_wide(out, there, pairs, several)

@@ -35,6 +35,16 @@ def mask_reader(computed, wide):
     return wide_bias_at if wide else bias_at
 
 
+def kinds_of(query, key, value, result, number):
+    """The types of what each kernel of attention takes, given those of pointers to queries, keys, values, results, numbers."""
+    i, four, integers = types.int64, [types.int64] * 4, types.CPointer(types.int64)
+    return (
+        *(query, *four, key, *four, value, *four, result, *four, number, types.CPointer(types.uint8), *four, i),
+        *(integers, integers, number, number, i, i, i, i, number.dtype, number.dtype, i, number),
+        *(i, i, i, i, i, i, i, number, number, number),
+    )
+
+
 @inlined
 def seen(row, n, start, length, left, right):
     """The first key that a row may see, and the end of the last."""

@@ -41,7 +41,7 @@ def _launch(what, x, scale, out, out_stride):
     threads = launch.block_size(n, computed.itemsize)
     whole = n * computed.itemsize <= threads * launch.HELD
     places = [x.data.ptr, stride, n * x.itemsize] + ([out.data.ptr, out_stride] if what != SUM else [])
-    aligned = not any(place % launch.LOAD for place in places)
+    aligned = launch.moves_wide(places)
     short = threads == launch.WARP
     maker = f"fastnorm._cuda.softmax_kernels:{'short_' if short else ''}rows"
     run = launch.kernel(maker, what, stored, aligned, whole)
