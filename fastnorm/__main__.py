@@ -13,10 +13,10 @@ def main(arguments=None):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="fastnorm", description="Transformer normalisation for NumPy and CuPy arrays.")
+    parser = argparse.ArgumentParser(prog="fastnorm", description="Transformer normalisation and attention for NumPy and CuPy arrays.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    bench = commands.add_parser("bench", help="how fast the norms are here, beside a copy and other libraries")
+    bench = commands.add_parser("bench", help="how fast the functions are here, beside a copy and other libraries")
     bench.add_argument("--quick", action="store_true", help="about a minute: smaller arrays, fewer rounds")
     bench.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     bench.add_argument("--plot", metavar="FILE", help="also draw the rates; .png, .svg or .pdf")
