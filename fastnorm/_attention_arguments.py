@@ -8,7 +8,19 @@ import numpy as np
 
 from ._arguments import landing, unless_overwritten
 from ._attention_options import Options
-from ._checks import as_array, check_flag, check_out, computed, eps_of, foreign, library_for, native, number_of, result_dtype
+from ._checks import (
+    as_array,
+    check_flag,
+    check_members,
+    check_out,
+    computed,
+    eps_of,
+    foreign,
+    library_for,
+    native,
+    number_of,
+    result_dtype,
+)
 from ._dispatch import backend_of, describe, function_of, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
@@ -163,6 +175,7 @@ def _mask(name, mask, full, one_head, arrays):
     if mask is None:
         return None
     if not hasattr(mask, "dtype"):
+        check_members(name, "mask", mask)
         try:
             mask = arrays.asarray(mask)
         except ValueError as error:
@@ -186,6 +199,7 @@ def _integers(name, argument, value, batch):
             f"{name}: {argument} must be an integer, or a list or NumPy array of one for each batch element, got "
             f"{describe(value)}: the host must know them"
         )
+    check_members(name, argument, value)
     try:
         given = np.empty(0, object) if foreign(value) else np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -18,7 +18,7 @@ def as_array(function, name, value, arrays, dtypes):
     if value is None:
         raise TypeError(f"{function}: {name} must be an array or a list of numbers, got None")
     if not hasattr(value, "dtype"):
-        _check_members(function, name, value)
+        check_members(function, name, value)
         try:
             value = arrays.asarray(value)
         except (TypeError, ValueError) as error:
@@ -35,13 +35,13 @@ def foreign(value):
     return library_of(value) is None or is_lazy(value)
 
 
-def _check_members(function, name, value, depth=1):
+def check_members(function, name, value, depth=1):
     """Refuse what a list of masked or foreign arrays would lose on the way into an array."""
     if depth > 64:
         raise TypeError(f"{function}: {name} must be a list of numbers, got one nested more than 64 deep")
     for member in value if isinstance(value, (list, tuple)) else ():
         if isinstance(member, (list, tuple)):
-            _check_members(function, name, member, depth + 1)
+            check_members(function, name, member, depth + 1)
         elif foreign(member) and not isinstance(member, (str, bytes, complex)) and member is not None:
             raise TypeError(f"{function}: {name} must be a list of numbers, got one that holds {describe(member)}")
 
@@ -170,8 +170,9 @@ def eps_of(function, eps, dtype):
 
 
 def number_of(function, name, value):
-    kind = getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, numbers.Real) else "")
-    if kind not in tuple("biuf") or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and foreign(value)):
+    dtype = getattr(value, "dtype", None)
+    real = isinstance(value, numbers.Real) or getattr(dtype, "kind", None) in tuple("biuf") or str(dtype) == "bfloat16"
+    if not real or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and foreign(value)):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)

@@ -5,17 +5,18 @@ import numbers
 
 import numpy as np
 
+from ._checks import number_of
+
 
 def frequencies(dim, base, scaling):
     """Angles a position, for each of dim / 2 pairs, and the factor of the tables."""
-    if not isinstance(base, numbers.Real) or not 0 < base < math.inf:
-        raise (ValueError if isinstance(base, numbers.Real) else TypeError)(
-            f"rope_tables: base must be a positive number, got {base!r}"
-        )
+    base = number_of("rope_tables", "base", base)
+    if not 0 < base < math.inf:
+        raise ValueError(f"rope_tables: base must be a positive number, got {base!r}")
     if scaling is None:
         return _plain(dim, base), 1.0
     kind, options = _options(scaling)
-    return _KINDS[kind][0](dim, float(base), **options)
+    return _KINDS[kind][0](dim, base, **options)
 
 
 def _plain(dim, base):

@@ -1,6 +1,7 @@
 """The arguments of RoPE and its tables, prepared; as `_arguments` for the norms."""
 
 import functools
+import importlib
 import operator
 import sys
 
@@ -83,6 +84,8 @@ def table_arguments(positions, dim, dtype):
         raise TypeError(f"{name}: dim must be an integer, got {dim!r}") from None
     if not 0 <= size < 1 << 31 or size % 2:
         raise ValueError(f"{name}: dim must be even, at least 0 and below 2**31, got {dim!r}")
+    if isinstance(dtype, str) and dtype == "bfloat16":  # NumPy knows the name once this is imported
+        importlib.import_module("ml_dtypes")
     try:
         dtype = np.dtype("O" if dtype is None else dtype).newbyteorder("=")
     except TypeError:

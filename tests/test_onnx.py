@@ -201,6 +201,23 @@ def test_lp_norm(rng, p, dtype):
     np.testing.assert_allclose(wide(ours("LpNormalization", huge, p=p)), wanted, rtol=4e-3)
 
 
+def test_statistics_of_far_numbers():
+    """Their squares, and the sum of the first two, are beyond float64."""
+    x = np.array([[1.5e308, 1.0e308, 1.5e308, 1.0e308], [1e200, -1e200, 1e200, -1e200], [1e300] * 4, [1, 2, 1, 2]])
+    _, mean, inverse = ours("LayerNormalization", x, np.ones(4), outputs=("y", "m", "i"), stash_type=TensorProto.DOUBLE)
+    np.testing.assert_allclose(mean[:, 0], [1.25e308, 0, 1e300, 1.5], rtol=1e-15)
+    wanted = [1 / 0.25e308, 1e-200, 1 / np.sqrt(1e-5), 1 / np.sqrt(0.25 + 1e-5)]
+    np.testing.assert_allclose(inverse[:, 0], wanted, rtol=1e-7)  # the epsilon is a float32
+
+
+def test_axes_that_are_not_there(rng):
+    x, weight = floats(rng, 3, 4), floats(rng, 4)
+    for name in ("LayerNormalization", "RMSNormalization"):
+        for axis in (2, -3):
+            with pytest.raises(np.exceptions.AxisError, match=rf"{name}: axis must be within the 2 axes of X, got {axis}"):
+                ours(name, x, weight, axis=axis)
+
+
 def test_lp_norm_of_what_is_not_finite():
     x = np.array([[np.inf, 1.0], [np.nan, 1.0]])
     np.testing.assert_array_equal(ours("LpNormalization", x, p=1), [[np.nan, 0], [np.nan, np.nan]])
@@ -242,6 +259,16 @@ def test_norms_of_a_sum_of_16_bits(rng, name):
     np.testing.assert_allclose(wide(h), wide(wanted[1]), rtol=1e-3)
 
 
+def test_mean_of_a_norm_without_one():
+    """As onnxruntime gives it: 0, of infinities too."""
+    x = np.array([[-1, -2, 3, 4], [np.inf, 1, 1, 1]], np.float32)
+    feed = "SkipSimplifiedLayerNormalization", x, np.zeros_like(x), np.ones(4, np.float32)
+    _, mean, inverse = ours(*feed, outputs=("y", "m", "i"), opset=17)
+    np.testing.assert_array_equal(mean, [[0], [0]])
+    assert not np.signbit(mean).any()
+    np.testing.assert_allclose(inverse, [[30**-0.5 * 2], [0]], rtol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------------ softmax, RoPE
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("opset", [8, 11, 12, 13])
@@ -281,6 +308,9 @@ def test_rope_says_what_does_not_fit(rng):
         ours("RotaryEmbedding", x, table, table, num_heads=1, rotary_embedding_dim=4)
     with pytest.raises(ValueError, match=r"RotaryEmbedding: cos_cache must be, .* got \(2, 3\)"):
         ours("RotaryEmbedding", x, table[0], table[0], num_heads=1)
+    for positions, got in (([[0, 2]], "0 to 2"), ([[1, -1]], "-1 to 1")):
+        with pytest.raises(ValueError, match=f"RotaryEmbedding: position_ids must be within the 2 positions of .* got {got}"):
+            ours("RotaryEmbedding", x, table[0], table[0], np.array(positions), num_heads=1)
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
@@ -379,6 +409,13 @@ def test_a_mask_of_one_key_broadcasts_until_opset_24_pads_it(rng, opset):
     y = ours("Attention", q, k, v, mask, opset=opset)
     whole = np.repeat(mask, 4, axis=1) if opset == 23 else np.pad(mask, ((0, 0), (0, 3)))
     np.testing.assert_allclose(y, attention_oracles.attention(q, k, v, mask=whole)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_scores_of_an_empty_batch(rng):
+    q, k = floats(rng, 0, 4, 3, 8), floats(rng, 0, 2, 5, 8)
+    for mode in range(4):
+        y, scores = ours("Attention", q, k, k, outputs=("y", "", "", "s"), qk_matmul_output_mode=mode)
+        assert (y.shape, scores.shape) == ((0, 4, 3, 8), (0, 4, 3, 5))
 
 
 def test_values_of_another_dtype_and_softmax_in_double(rng):

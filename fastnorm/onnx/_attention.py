@@ -111,7 +111,8 @@ def _scores(q, k, mode, *, mask, is_causal, q_start, kv_lengths, window, scale, 
     if mode not in (_RAW, _CAPPED, _MASKED, _PROBABILITIES):
         raise ValueError(f"Attention: qk_matmul_output_mode must be one of 0, 1, 2 and 3, got {mode}")
     batch, n_heads, n_queries, head_size = q.shape
-    dtype, n_keys, grouped = computed(q.dtype), k.shape[2], (batch, k.shape[1], -1, head_size)
+    dtype, n_kv, n_keys = computed(q.dtype), k.shape[1], k.shape[2]
+    grouped = batch, n_kv, n_heads // max(n_kv, 1) * n_queries, head_size
     scores = (q.astype(dtype) * dtype.type(scale)).reshape(grouped) @ k.astype(dtype).swapaxes(2, 3)
     scores = scores.reshape(batch, n_heads, n_queries, n_keys)
     if mode >= _CAPPED and softcap is not None:

@@ -1,5 +1,7 @@
 """The norms, and those of a sum."""
 
+import math
+
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -27,7 +29,7 @@ class LayerNormalization(Operator):
         if not (self.wants(1) or self.wants(2)):
             return (y,)
         dtype = tensor_dtype_to_np_dtype(stash_type)
-        return y, *(rounded(one, dtype) for one in _statistics(x, _axes_from(axis, x), epsilon))
+        return y, *(rounded(one, dtype) for one in _statistics(x, _axes_from(self.op_type, axis, x), epsilon))
 
 
 class GroupNormalization(Operator):
@@ -60,10 +62,8 @@ class LpNormalization(Operator):
             return (unit_norm(x, axis=axis),)
         if p != 1:
             raise ValueError(f"LpNormalization: p must be 1 or 2, got {p}")
-        wide = x.astype(np.float64)
+        wide, _ = _scaled(x, axis)
         with np.errstate(all="ignore"):
-            # Numbers above 2 ** 980 are scaled, so that 2 ** 43 of them can be summed
-            wide = np.ldexp(wide, np.minimum(0, 980 - np.frexp(np.abs(wide).max(axis, keepdims=True, initial=0))[1]))
             length = np.abs(wide).sum(axis, keepdims=True)
             return (rounded(wide / np.where(length == 0, 1, length), x.dtype),)
 
@@ -98,13 +98,15 @@ class SkipSimplifiedLayerNormalization(SkipLayerNormalization):
         return self._norm_of_sum(add_rms_norm, x, skip, bias, (gamma,), epsilon)
 
 
-def _axes_from(axis, x):
-    return tuple(range(axis, 0 if axis < 0 else x.ndim))
+def _axes_from(name, axis, x):
+    if not -x.ndim <= axis < x.ndim:
+        raise np.exceptions.AxisError(f"{name}: axis must be within the {x.ndim} axes of X, got {axis}")
+    return tuple(range(axis % x.ndim, x.ndim))
 
 
 def _norm(name, norm, x, parameters, epsilon, axis):
     """A norm of all axes from `axis` on, with parameters that broadcast to `x`."""
-    axes, row = _axes_from(axis, x), x.shape[axis:]
+    axes, row = _axes_from(name, axis, x), x.shape[axis:]
     trimmed = [_without_leading_ones(parameter, len(row)) for parameter in parameters]
     if all(parameter.ndim <= len(row) for parameter in trimmed):
         return norm(x, *(_broadcast(name, "scale or bias", p, row) for p in trimmed), eps=epsilon, axis=axes)
@@ -132,8 +134,17 @@ def _broadcast(name, what, array, shape):
 
 def _statistics(x, axes, epsilon, centred=True):
     """Mean and inverse standard deviation of each row, or 0 and the inverse root mean square."""
-    wide = x.astype(np.float64)
+    wide, down = _scaled(x, axes)
     with np.errstate(all="ignore"):
         count = np.ones_like(wide).sum(axes, keepdims=True)  # 0 of an empty row, of which `mean` would warn
-        mean = wide.sum(axes, keepdims=True) / count * centred
-        return mean, 1 / np.sqrt(np.square(wide - mean).sum(axes, keepdims=True) / count + epsilon)
+        mean = wide.sum(axes, keepdims=True) / count if centred else np.zeros(count.shape)
+        deviation = np.sqrt(np.square(wide - mean).sum(axes, keepdims=True) / count)
+        return np.ldexp(mean, -down), 1 / np.hypot(np.ldexp(deviation, -down), math.sqrt(epsilon))
+
+
+def _scaled(x, axes):
+    """`x` in float64, rows beyond 2 ** 480 by a power of two, so that 2 ** 43 squares can be summed; and its exponent."""
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        down = np.minimum(0, 480 - np.frexp(np.abs(wide).max(axes, keepdims=True, initial=0))[1])
+        return np.ldexp(wide, down), down

@@ -20,7 +20,7 @@ class RotaryEmbedding(Operator):
                 f"got shape {x.shape} and num_heads {num_heads}"
             )
         if position_ids is not None:
-            cos, sin = cos[position_ids], sin[position_ids]
+            cos, sin = (self._chosen(name, cache, position_ids) for name, cache in (("cos_cache", cos), ("sin_cache", sin)))
         turned = rotary_embedding_dim or heads.shape[-1]
         if cos.ndim != 3 or 2 * cos.shape[-1] != turned:
             raise ValueError(
@@ -29,3 +29,12 @@ class RotaryEmbedding(Operator):
             )
         y = rope(heads, np.expand_dims(cos, axis), np.expand_dims(sin, axis), interleaved=bool(interleaved))
         return (y.reshape(x.shape),)
+
+    @staticmethod
+    def _chosen(name, cache, position_ids):
+        if position_ids.size and not 0 <= position_ids.min() <= position_ids.max() < len(cache):
+            raise ValueError(
+                f"RotaryEmbedding: position_ids must be within the {len(cache)} positions of {name}, "
+                f"got {position_ids.min()} to {position_ids.max()}"
+            )
+        return cache[position_ids]
