@@ -50,7 +50,7 @@ def borrowed(function, variables):
     results = function(**views | _room(views))
 
     def back(y):
-        return _written(theirs[id(y)]) if id(y) in theirs else _given(_library(x), y)
+        return _written(theirs[id(y)]) if id(y) in theirs else _given(f"{name}: {first}", y, x)
 
     return tuple(map(back, results)) if type(results) is tuple else back(results)
 
@@ -110,9 +110,14 @@ def _view(function, name, value, x, first):
         raise TypeError(f"{function}: {name} must be an array that DLPack can share: {error}") from None
 
 
-def _given(library, array):
-    """A NumPy array as one of the library."""
-    return library.from_dlpack(_Relabelled(array.view(np.int16), _BFLOAT) if name_of(array.dtype) == "bfloat16" else array)
+def _given(argument, array, x):
+    """A NumPy array as one of the library of `x`."""
+    lent = _Relabelled(array.view(np.int16), _BFLOAT) if name_of(array.dtype) == "bfloat16" else array
+    try:
+        return _library(x).from_dlpack(lent)
+    except Exception as error:  # arrays of PyArrow have one axis, say
+        shape = f"of shape {array.shape} and dtype {array.dtype}"
+        raise TypeError(f"{argument} must be of a library that takes the result, {shape}, got {describe(x)}: {error}") from None
 
 
 class _Relabelled:

@@ -2,6 +2,7 @@
 
 import inspect
 
+import ml_dtypes
 import numpy as np
 import pytest
 from calls import call, groups_of, inputs, parameters
@@ -461,7 +462,7 @@ def test_weight_offset(rng):
     assert_same_bits(fastnorm.rms_norm(x, weight_offset=1.0), fastnorm.rms_norm(x))
 
 
-@pytest.mark.parametrize("eps", [1e-5, np.float32(1e-5), np.float64(1e-5), 0, 1, np.array(1e-5)])
+@pytest.mark.parametrize("eps", [1e-5, np.float32(1e-5), np.float64(1e-5), 0, 1, np.array(1e-5), ml_dtypes.bfloat16(1e-5)])
 def test_kinds_of_eps(eps):
     assert_same_bits(fastnorm.rms_norm(X, eps=eps), fastnorm.rms_norm(X, eps=float(eps)))
 

@@ -219,7 +219,9 @@ def test_nothing_is_copied(library):
 
 def test_results_of_attention_are_not_copied(library, monkeypatch):
     given = []
-    monkeypatch.setattr(_borrowed, "_given", lambda kind, y, original=_borrowed._given: given.append(y) or original(kind, y))
+    monkeypatch.setattr(
+        _borrowed, "_given", lambda name, y, x, original=_borrowed._given: given.append(y) or original(name, y, x)
+    )
     (out, _) = call("attention", library.put)
     assert library.address(out) == given[0].ctypes.data
     q, k, v = (library.put(a) for a in (Q, K[:1], numbers(3, 1, 2, 7, 4)))  # batches that broadcast
@@ -379,6 +381,24 @@ Homeless.__module__ = "inspect"
 def test_arrays_that_cannot_be_taken(kind):
     with pytest.raises(TypeError, match=f"x must be .* in the CPU's memory that speaks DLPack, .* got .*{kind.__name__}"):
         fastnorm.rms_norm(kind(X))
+
+
+class Flat(Lent):
+    """One of a library whose arrays have one axis, as PyArrow's have."""
+
+    @staticmethod
+    def from_dlpack(other):
+        array = np.from_dlpack(other)
+        if array.ndim != 1:
+            raise RuntimeError("one axis, please")
+        return Flat(array)
+
+
+def test_results_that_cannot_be_taken():
+    assert_same_bits(fastnorm.softmax(Flat(W)).array, fastnorm.softmax(W))
+    for name, arguments in (("logsumexp", (Flat(W),)), ("rope_tables", (Flat(W), 4))):
+        with pytest.raises(TypeError, match=rf"{name}: \w+ must be of a library that takes the result, of shape .*: one axis"):
+            getattr(fastnorm, name)(*arguments)
 
 
 def test_the_example_of_the_api_page():

@@ -1,5 +1,8 @@
 """RoPE and its tables."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -127,6 +130,15 @@ def test_tables(dtype):
         assert np.abs(table.astype(np.float64) - wanted).max() <= half * 1.001 + 1e-16
 
 
+def test_names_and_bases_of_any_kind():
+    """The name of a dtype that NumPy does not know until its package is there, and numbers as other functions take them."""
+    program = "import fastnorm; print(fastnorm.rope_tables([0, 1], 4, dtype='bfloat16')[0].dtype)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "bfloat16\n"
+    wanted = fastnorm.rope_tables([0, 1], 8, base=512.0)
+    for base in (512, np.float32(512), np.array(512.0), ml_dtypes.bfloat16(512)):
+        np.testing.assert_array_equal(fastnorm.rope_tables([0, 1], 8, base=base), wanted)
+
+
 def test_scalings_without_their_effect():
     plain = angles(64, None)
     for scaling in (
@@ -183,7 +195,9 @@ def test_yarn():
         (ValueError, "dim", {"dim": -2}),
         (TypeError, "dim", {"dim": 2.0}),
         (ValueError, "base", {"base": 0.0}),
+        (ValueError, "base", {"base": np.inf}),
         (TypeError, "base", {"base": "a"}),
+        (TypeError, "base", {"base": np.ones(2)}),
         (TypeError, "dtype", {"dtype": np.int32}),
         (ValueError, "dim", {"dim": 2**70}),
         (TypeError, "dtype", {"dtype": None}),
