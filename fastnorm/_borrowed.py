@@ -5,6 +5,7 @@ array lies. Nothing is copied, and no library is imported: the caller's array ca
 """
 
 import ctypes
+import importlib
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -99,15 +100,23 @@ def _view(function, name, value, x, first):
     try:
         if library.from_dlpack is None:
             raise BufferError(f"{describe(value)} may be more than its memory")
-        if getattr(value, "is_neg", bool)():  # of torch: signs that are not in memory
-            raise BufferError("the negative bit is set, use tensor.resolve_neg()")
-        if str(getattr(value, "dtype", "")).endswith("bfloat16"):
-            from ml_dtypes import bfloat16
-
-            return np.from_dlpack(_Relabelled(value, _INTEGER)).view(bfloat16)
-        return np.from_dlpack(value)
+        if library.name == "torch":
+            _check_torch(value)
+        halves = str(getattr(value, "dtype", "")).endswith("bfloat16")
+        view = np.from_dlpack(_Relabelled(value, _INTEGER) if halves else value)
+        if view.size and view.flags.owndata:  # NumPy makes new memory where it is told of none
+            raise BufferError("it has no memory")
+        return view.view(importlib.import_module("ml_dtypes").bfloat16) if halves else view
     except Exception as error:  # each library has its own
         raise TypeError(f"{function}: {name} must be an array that DLPack can share: {error}") from None
+
+
+def _check_torch(tensor):
+    """Refuse what DLPack does not tell of: signs that are not in memory, and derivatives that go forward."""
+    if tensor.is_neg():
+        raise BufferError("the negative bit is set, use tensor.resolve_neg()")
+    if sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise BufferError("it has a tangent, use tensor.detach()")
 
 
 def _given(argument, array, x):

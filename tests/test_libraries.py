@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 import pathlib
+import warnings
 
 import numpy as np
 import pytest
@@ -420,6 +421,35 @@ def test_torch_keeps_its_gradients():
     assert torch.equal(fastnorm.rms_norm(x, weight.detach()), fastnorm.rms_norm(x))
     frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     assert type(fastnorm.rms_norm(frozen, frozen)) is torch.Tensor
+
+
+def test_torch_keeps_its_gradients_that_go_forward():
+    torch = pytest.importorskip("torch")
+    x, tangent = torch.ones(2, 3), torch.ones(2, 3)
+    with torch.autograd.forward_ad.dual_level():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own use of its own
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        for n, arguments in {"x": [dual], "weight": [x, dual[0]]}.items():
+            with pytest.raises(TypeError, match=rf"rms_norm: {n} must be .* it has a tangent, use tensor.detach\(\)"):
+                fastnorm.rms_norm(*arguments)
+        assert torch.equal(fastnorm.rms_norm(dual.detach()), fastnorm.rms_norm(x))
+
+
+def test_tensors_of_torch_that_have_no_memory():
+    """NumPy would make new memory in its place, with what happens to be there."""
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3)
+    freed, short = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16)
+    for one in (freed, short):
+        one.untyped_storage().resize_(0)
+    for odd in (freed, short, torch._efficientzerotensor((2, 3))):
+        with pytest.raises(TypeError, match=r"rms_norm: x must be an array that DLPack can share: it has no memory"):
+            fastnorm.rms_norm(odd)
+        with pytest.raises(TypeError, match="rms_norm: out must be an array that DLPack can share: it has no memory"):
+            fastnorm.rms_norm(x.to(odd.dtype), out=odd)
+    with pytest.raises(TypeError, match="it has no memory"):
+        torch.func.functionalize(fastnorm.rms_norm)(x)
 
 
 def test_strides_of_torch(rng):
