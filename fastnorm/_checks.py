@@ -121,10 +121,9 @@ def _check_library(function, name, value, library, first):
     other = library_of(value)
     if other == library or (other == "numpy" and not hasattr(value, "dtype")):
         return
-    raise TypeError(
-        f"{function}: {name} must be a {library} array as {first} is, got {describe(value)}: "
-        "arrays of different libraries do not mix"
-    )
+    subclass = isinstance(value, np.ndarray) and library == "numpy"
+    why = "it may mean more than its numbers" if subclass else "arrays of different libraries do not mix"
+    raise TypeError(f"{function}: {name} must be a {library} array as {first} is, got {describe(value)}: {why}")
 
 
 def axes_of(function, axis, x, tuples):

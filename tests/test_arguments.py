@@ -81,7 +81,7 @@ WRONG = [
     (TypeError, "weight bool", (X, np.ones(4, bool)), {}),
     (TypeError, "weight complex128", (X, np.ones(4, complex)), {}),
     (TypeError, "weight object", (X, np.array([None] * 4)), {}),
-    (TypeError, "weight MaskedArray", (X, np.ma.masked_array(np.ones(4))), {}),
+    (TypeError, "weight MaskedArray may mean more than its numbers", (X, np.ma.masked_array(np.ones(4))), {}),
     (TypeError, "weight numpy torch.Tensor", (X, Tensor()), {}),
     (ValueError, "out (2, 3, 4) (2, 3, 5)", (X,), {"out": np.zeros((2, 3, 5), np.float32)}),
     (ValueError, "out (2, 3, 4) (1, 2, 3, 4)", (X,), {"out": np.zeros((1, 2, 3, 4), np.float32)}),

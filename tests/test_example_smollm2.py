@@ -159,9 +159,16 @@ def test_smollm2_says_what_a_file_lacks(smollm2, tiny_llama, tmp_path, capsys):
             smollm2.load(path)
     with pytest.raises(FileNotFoundError, match=r"nothing\.gguf"):
         smollm2.load(tmp_path / "nothing.gguf")
-    with pytest.raises(SystemExit):
-        smollm2.main([str(tmp_path / "nothing.gguf"), "the"])
-    assert capsys.readouterr().err.endswith("nothing.gguf'\n")
+    for arguments, end in (
+        ([str(tmp_path / "nothing.gguf"), "the"], "nothing.gguf'\n"),
+        ([str(tiny_llama), ""], "at least one, got []\n"),
+        ([str(tiny_llama), "the", "-n", "63"], "the model takes 64 tokens, got 2 and 63 to come\n"),
+    ):
+        with pytest.raises(SystemExit):
+            smollm2.main(arguments)
+        out, said = capsys.readouterr()
+        assert said.endswith(end)
+        assert out == ""
 
 
 def joined(word, ranks):

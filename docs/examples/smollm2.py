@@ -330,9 +330,9 @@ def main(arguments=None):
         parser.error(f"-n must be at least 1, got {options.n}")
     try:
         model = load(options.path, importlib.import_module(options.arrays))
+        ids = model.checked("generate", model.tokenizer.encode(options.prompt), options.n)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    ids = model.tokenizer.encode(options.prompt)
     model.generate(ids, min(options.n, 2))  # kernels are compiled, or loaded
     print(options.prompt, end="", flush=True)
     tokens, lines = measured(model, ids, options.n, fastnorm, lambda text: print(text, end="", flush=True))
