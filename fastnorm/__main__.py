@@ -13,7 +13,9 @@ def main(arguments=None):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="fastnorm", description="Transformer normalisation and attention for NumPy and CuPy arrays.")
+    parser = argparse.ArgumentParser(
+        prog="fastnorm", description="Transformer normalisation and attention for NumPy and CuPy arrays."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     bench = commands.add_parser("bench", help="how fast the functions are here, beside a copy and other libraries")
