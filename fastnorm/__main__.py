@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from ._apply import FUNCTIONS, apply
+from ._apply.calls import FUNCTIONS
+from ._apply.command import apply
 
 
 def main(arguments=None):
@@ -41,10 +42,20 @@ def _parser():
     on_file.add_argument("output", metavar="OUT.npy", nargs="?", help="the file to write; it appears once it is whole")
     on_file.add_argument("--weight", metavar="W.npy", help="the file of the weight")
     on_file.add_argument("--bias", metavar="B.npy", help="the file of the bias")
-    on_file.add_argument("--axis", metavar="N", type=int, default=-1, help="the axis to normalise along (default: the last)")
+    on_file.add_argument("--residual", metavar="R.npy", help="the file of what is added to x")
+    on_file.add_argument("--residual-out", metavar="H.npy", help="also write the sum, to this file")
+    axes = "the axis to normalise along, or the last few: 1,2 or =-2,-1 (default: that of the function)"
+    on_file.add_argument("--axis", metavar="N", type=_axes, help=axes)
+    on_file.add_argument("--num-groups", metavar="G", type=int, help="the number of groups of channels")
     on_file.add_argument("--eps", metavar="E", type=float, help="default: that of the function")
+    on_file.add_argument("--weight-offset", metavar="C", type=float, help="added to the weight (default: 0)")
+    on_file.add_argument("--scale", metavar="S", type=float, help="factor of the scores (default: 1)")
     warning = "write to IN.npy itself; an interruption leaves its first chunks normalised, which cannot be undone"
     on_file.add_argument("--in-place", action="store_true", help=warning)
+    cluster = on_file.add_mutually_exclusive_group()
+    cluster.add_argument("--workers", metavar="N", type=_positive, help="share the work among N processes of this machine")
+    there = "or among the workers of a Dask scheduler, such as tcp://10.0.0.1:8786, who see the same files"
+    cluster.add_argument("--scheduler", metavar="ADDRESS", help=there)
     on_file.set_defaults(run=apply)
 
     info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
@@ -57,6 +68,12 @@ def _positive(text):
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
     return number
+
+
+def _axes(text):
+    """One axis, or a tuple of several."""
+    axes = tuple(int(part) for part in text.split(","))
+    return axes if len(axes) > 1 else axes[0]
 
 
 def _bench(options):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import fastnorm
-from fastnorm import _apply
 from fastnorm.__main__ import main
+from fastnorm._apply import calls, command, files
 
-PROGRAM = "import sys; from fastnorm import _apply; from fastnorm.__main__ import main; {}; sys.exit(main(sys.argv[1:]))"
+PROGRAM = "import sys; from fastnorm._apply import files; from fastnorm.__main__ import main; {}; sys.exit(main(sys.argv[1:]))"
 # A shell's background jobs ignore Ctrl-C, and so would what the tests start there.
 SLOW = (
-    "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); _apply.CHUNK = 4096; "
-    "_apply._let_go = lambda mappings: (print('chunk', flush=True), time.sleep(60))"
+    "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); files.CHUNK = 4096; "
+    "files.let_go = lambda mapping: (print('chunk', flush=True), time.sleep(60))"
 )
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """Chunks of 1 KB, so that small files have many; and no waiting for the disk, 10 ms a file."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(_apply, "CHUNK", 1024)
+    monkeypatch.setattr(files, "CHUNK", 1024)
 
 
 def save(name, array):
@@ -83,7 +83,7 @@ def test_any_axis_any_order(folder, tiny, rng, shape, order, in_place):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_dtypes(folder, tiny, rng, dtype, axis):
     x = save("x.npy", (rng.standard_normal((60, 70)) * 50).astype(dtype))
-    for function in _apply.FUNCTIONS:
+    for function in ("rms_norm", "layer_norm", "unit_norm", "softmax", "log_softmax", "logsumexp"):
         assert main(["apply", function, "x.npy", "y.npy", "--axis", str(axis)]) == 0
         same(np.load("y.npy"), getattr(fastnorm, function)(x, axis=axis))
 
@@ -114,13 +114,26 @@ def test_a_header_that_leaves_elements_unaligned(folder, tiny, rng):
     same(np.load("x.npy"), fastnorm.rms_norm(x))
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((50, 40), 0), ((2, 3, 5, 70), 1), ((6, 7), 1), ((1000,), 0), ((9, 9, 9), 1)])
-def test_chunks_hold_each_element_once_and_whole_rows(shape, axis):
-    seen = np.zeros(shape, int)
-    for block in _apply._blocks(shape, axis, 100):
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize(
+    ("shape", "least"),
+    [
+        ((50, 40), (50, 1)),
+        ((2, 3, 5, 70), (1, 3, 1, 1)),
+        ((6, 7), (1, 7)),
+        ((1000,), (1000,)),
+        ((9, 9, 9), (1, 9, 1)),
+        ((4, 30, 11), (1, 5, 11)),
+        ((3, 7, 24), (1, 7, 4)),
+    ],
+)
+def test_chunks_hold_each_element_once_and_what_belongs_together(monkeypatch, shape, least, order):
+    monkeypatch.setattr(files, "CHUNK", 800)
+    seen = np.zeros(shape, int, order)
+    for block in files.blocks_of(seen, least, 8):
         seen[block] += 1
-        assert seen[block].shape[axis] == shape[axis]
-        assert seen[block].size <= max(100, shape[axis])
+        assert not any(n % together for n, together in zip(seen[block].shape, least, strict=True))
+        assert seen[block].size <= max(100, np.prod(least))
     assert (seen == 1).all()
 
 
@@ -227,7 +240,7 @@ def test_targets_that_cannot_be(folder, capsys, monkeypatch):
     assert "there is no folder" in refused(capsys, "rms_norm", "x.npy", "none/y.npy")
     assert "sub is not a file" in refused(capsys, "rms_norm", "x.npy", "sub")
     usage = type("Usage", (), {"free": 95})
-    monkeypatch.setattr(_apply.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda path: usage)
     assert f"y.npy needs 96 bytes, but {folder} has 95 left" in refused(capsys, "rms_norm", "x.npy", "y.npy")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # a test may run as root, who may write anywhere
     assert f"{folder} is not writeable" in refused(capsys, "rms_norm", "x.npy", "y.npy")
@@ -266,7 +279,7 @@ def test_a_signal_in_place_leaves_what_was_said(folder, rng):
 
 def test_a_full_disk_leaves_nothing(folder, rng):
     x = save("x.npy", rng.standard_normal((200, 300), np.float32))
-    limited = "import resource; _apply.CHUNK = 4096; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
+    limited = "import resource; files.CHUNK = 4096; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
     process = started(limited, "softmax", "x.npy", "y.npy")
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "")
@@ -279,12 +292,12 @@ def test_an_error_in_the_middle_leaves_nothing(folder, tiny, monkeypatch, capsys
     save("x.npy", np.ones((200, 300)))
     chunks = []
 
-    def full(mappings):
-        chunks.append(mappings)
+    def full(mapping):
+        chunks.append(mapping)
         if len(chunks) == 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_apply, "_let_go", full)
+    monkeypatch.setattr(files, "let_go", full)
     assert "No space left on device" in refused(capsys, "rms_norm", "x.npy", "y.npy")
     assert len(chunks) == 3
 
@@ -296,7 +309,7 @@ def test_memory_does_not_grow_with_the_file(folder, arguments):
     """A file of 15 chunks against one of a chunk: `ru_maxrss` would show the parent's, which is why it is not asked."""
     chunk, peaks = 4 << 20, []
     program = (
-        f"_apply.CHUNK = {chunk}; import atexit, re; "
+        f"files.CHUNK = {chunk}; import atexit, re; "
         "atexit.register(lambda: print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]))"
     )
     for chunks in (1, 15):

@@ -1,0 +1,63 @@
+"""Chunks on the workers of a Dask cluster. Dask hands them out and repeats what a dead worker had: a chunk is read from the
+input and its bytes go to their place in the file, so that doing it twice changes nothing. What is done is `files.fill`.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+
+from .. import __version__
+from .files import fill, in_stretches
+
+PATIENCE = 30  # seconds until a scheduler must answer and have a worker
+
+
+def fill_by_workers(call, sources, targets, blocks, workers, address):
+    """Do all chunks, on so many processes of this machine or by a scheduler's workers, and yield after each."""
+    try:
+        import distributed
+    except ImportError as error:
+        name = "--scheduler" if address else "--workers"
+        raise ValueError(f"{name} needs distributed: pip install '.[dask]' in a checkout of fastnorm ({error})") from None
+    if address and not in_stretches(call, targets, blocks):
+        raise ValueError(
+            "--scheduler: along this axis, chunks share pages of the file, which two machines cannot write to at a time; "
+            "use --workers, or a transposed file"
+        )
+    with contextlib.ExitStack() as stack:
+        if not address:
+            # A chunk's memory is bounded by design, and mapped pages of files would count as a worker's own.
+            options = {"threads_per_worker": 1, "memory_limit": 0, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+            address = stack.enter_context(distributed.LocalCluster(n_workers=min(workers, len(blocks)), **options))
+        client = stack.enter_context(distributed.Client(address, timeout=PATIENCE, set_as_default=False))
+        client.wait_for_workers(1, timeout=PATIENCE)
+        arguments = {"call": call, "sources": sources, "targets": targets, "version": __version__}
+        futures = client.map(fill_one, blocks, **arguments, pure=False)
+        stack.callback(client.cancel, futures)
+        for future in distributed.as_completed(futures):
+            error = future.exception()
+            if error is not None:
+                raise OSError(_told(error))
+            yield
+
+
+def fill_one(block, call, sources, targets, version):
+    """One chunk, in a worker. An error says which."""
+    try:
+        if version != __version__:
+            raise OSError(f"has fastnorm {__version__}, the command {version}")
+        for source in sources.values():
+            source.check()
+        for _ in fill(call, sources, targets, [block]):
+            pass
+    except Exception as error:
+        from distributed import get_worker
+
+        name = f"worker {get_worker().address} (process {os.getpid()} on {platform.node()})"
+        raise OSError(f"{name}: {error}") from error
+
+
+def _told(error):
+    """What went wrong, also where a worker could not say."""
+    return str(error) if type(error) is OSError else f"the cluster gave up: {type(error).__name__}: {error}"
