@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import platform
+import signal
+from multiprocessing import resource_tracker
 
 from .. import __version__
 from .files import fill, in_stretches
@@ -27,10 +29,8 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
         )
     with contextlib.ExitStack() as stack:
         if not address:
-            # A chunk's memory is bounded by design, and mapped pages of files would count as a worker's own.
-            options = {"threads_per_worker": 1, "memory_limit": 0, "dashboard_address": None, "silence_logs": logging.CRITICAL}
-            address = stack.enter_context(distributed.LocalCluster(n_workers=min(workers, len(blocks)), **options))
-        client = stack.enter_context(distributed.Client(address, timeout=PATIENCE, set_as_default=False))
+            address = stack.enter_context(_local_cluster(distributed, min(workers, len(blocks))))
+        client = stack.enter_context(distributed.Client(address, timeout=PATIENCE))
         client.wait_for_workers(1, timeout=PATIENCE)
         arguments = {"call": call, "sources": sources, "targets": targets, "version": __version__}
         futures = client.map(fill_one, blocks, **arguments, pure=False)
@@ -40,6 +40,25 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
             if error is not None:
                 raise OSError(_told(error))
             yield
+
+
+def _local_cluster(distributed, workers):
+    """Processes of one thread each, which leave Ctrl-C in their terminal to the command: it is blocked as they begin."""
+    left = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, "pthread_sigmask")}
+    if left:
+        resource_tracker.ensure_running()  # of multiprocessing, which would unblock them if it had yet to start
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, left)
+    try:
+        return distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=0,  # a chunk bounds it, and mapped pages of files would count as a worker's own
+            dashboard_address=":0",  # any port, as another cluster may have the usual one
+            silence_logs=logging.CRITICAL,
+        )
+    finally:
+        if left:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fill_one(block, call, sources, targets, version):

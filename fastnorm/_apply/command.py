@@ -71,6 +71,9 @@ def _run(options, call, sources, targets, blocks):
         with contextlib.closing(done):
             for _ in done:
                 advance()
+    for target in filter(None, targets):
+        with open(target, "rb+") as file:
+            os.fsync(file.fileno())
 
 
 # ---------------------------------------------------------------------------------------------------------- what was asked

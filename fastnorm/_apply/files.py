@@ -120,11 +120,8 @@ class _Output:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *error):
-        with self._file:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+    def __exit__(self, *error):
+        self._file.close()
 
 
 def _read(array, block):
