@@ -95,12 +95,89 @@ def test_weight_bias_and_eps(folder, tiny, rng):
     same(np.load("y.npy"), fastnorm.layer_norm(x, weight, bias, eps=0.5))
 
 
+def test_every_norm_and_softmax_is_there():
+    others = {"attention", "merge_attention", "rope", "rope_tables", "attention_scale", "init_std", "warm_up", "show_config"}
+    assert set(fastnorm.__all__) - set(calls.FUNCTIONS) == others | {"get_num_threads", "set_num_threads"}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(5, 12), (3, 12, 17), (2, 12, 5, 9), (12, 12, 3), (1, 12, 400)])
+def test_groups(folder, tiny, rng, shape, order, in_place):
+    """Batches and groups go into chunks of their own, groups with the weights of their channels."""
+    weight, bias = (save(f"{name}.npy", rng.standard_normal(12)) for name in "wb")
+    for axis in (a for a, n in enumerate(shape) if n == 12):
+        for groups in (1, 3, 12):
+            x = save("x.npy", np.asarray(rng.standard_normal(shape, np.float32), order=order))
+            options = ["--num-groups", str(groups), "--axis", str(axis), "--weight", "w.npy", "--bias", "b.npy"]
+            assert main(["apply", "group_norm", "x.npy", "--in-place" if in_place else "y.npy", *options]) == 0
+            expected = fastnorm.group_norm(x, groups, weight, bias, axis=axis)
+            same(np.load("x.npy" if in_place else "y.npy"), expected)
+
+
+def test_channels_are_the_second_axis_of_group_norm(folder, tiny, rng):
+    x = save("x.npy", rng.standard_normal((9, 6, 50)))
+    assert main(["apply", "group_norm", "x.npy", "y.npy", "--num-groups", "2"]) == 0
+    same(np.load("y.npy"), fastnorm.group_norm(x, 2))
+
+
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("function", ["add_rms_norm", "add_layer_norm"])
+def test_sums(folder, tiny, rng, function, orders):
+    """The norm, and the sum where it is asked for; either in its own dtype, whatever the order of the residual."""
+    x = save("x.npy", np.asarray(rng.standard_normal((60, 70), np.float32), order=orders[0]))
+    r = save("r.npy", np.asarray(rng.standard_normal((60, 70)), order=orders[1]))
+    for axis in (0, 1):
+        y, h = getattr(fastnorm, function)(x, r, axis=axis)
+        assert main(["apply", function, "x.npy", "y.npy", "--residual", "r.npy", "--axis", str(axis)]) == 0
+        same(np.load("y.npy"), y)
+        assert {file.name for file in folder.iterdir()} <= {"x.npy", "r.npy", "y.npy", "h.npy"}
+        options = ["--residual", "r.npy", "--residual-out", "h.npy", "--axis", str(axis)]
+        assert main(["apply", function, "x.npy", "z.npy", *options]) == 0
+        same(np.load("z.npy"), y)
+        same(np.load("h.npy"), h)
+        os.unlink("z.npy")
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(30,), (50, 40), (7, 30, 20), (2, 3, 5, 70)])
+def test_logsumexp_has_an_axis_less(folder, tiny, rng, shape, order):
+    x = save("x.npy", np.asarray(rng.standard_normal(shape, np.float32), order=order))
+    for axis in range(len(shape)):
+        assert main(["apply", "logsumexp", "x.npy", "y.npy", "--axis", str(axis)]) == 0
+        same(np.load("y.npy"), fastnorm.logsumexp(x, axis=axis))
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("axis", ["1,2", "-2,-1", "0,1,2", "2"])
+def test_several_axes(folder, tiny, rng, axis, order):
+    axes = tuple(map(int, axis.split(",")))
+    x = save("x.npy", np.asarray(rng.standard_normal((40, 6, 20)), order=order))
+    weight = save("w.npy", rng.standard_normal([x.shape[a] for a in axes]))
+    for function in ("rms_norm", "layer_norm"):
+        assert main(["apply", function, "x.npy", "y.npy", "--weight", "w.npy", f"--axis={axis}"]) == 0
+        same(np.load("y.npy"), getattr(fastnorm, function)(x, weight, axis=axes))
+
+
+def test_scale_and_weight_offset(folder, tiny, rng):
+    x, weight = save("x.npy", rng.standard_normal((40, 50))), save("w.npy", rng.standard_normal(50))
+    assert main(["apply", "softmax", "x.npy", "y.npy", "--scale", "-0.5"]) == 0
+    same(np.load("y.npy"), fastnorm.softmax(x, scale=-0.5))
+    assert main(["apply", "rms_norm", "x.npy", "y.npy", "--weight", "w.npy", "--weight-offset", "1"]) == 0
+    same(np.load("y.npy"), fastnorm.rms_norm(x, weight, weight_offset=1.0))
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (3, 0, 5)])
 def test_empty_arrays(folder, shape):
-    save("x.npy", np.zeros(shape, np.int16))
+    x = save("x.npy", np.zeros(shape, np.int16))
     for output in ("y.npy", "z.npy"):
         assert main(["apply", "softmax", "x.npy", output]) == 0
         same(np.load(output), np.zeros(shape, np.float32))
+    assert main(["apply", "logsumexp", "x.npy", "y.npy"]) == 0
+    same(np.load("y.npy"), fastnorm.logsumexp(x))
+    if len(shape) > 1:
+        assert main(["apply", "group_norm", "x.npy", "y.npy", "--num-groups", "1"]) == 0
+        same(np.load("y.npy"), np.zeros(shape, np.float32))
 
 
 def test_a_header_that_leaves_elements_unaligned(folder, tiny, rng):
@@ -166,6 +243,31 @@ def test_what_is_replaced_keeps_its_permissions_and_its_link(folder):
     assert np.load("y.npy").shape == (3, 4)
 
 
+def test_a_new_file_has_the_permissions_of_others(folder):
+    save("x.npy", np.ones((3, 4)))
+    before = os.umask(0o027)
+    try:
+        assert main(["apply", "rms_norm", "x.npy", "y.npy"]) == 0
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert os.stat("y.npy").st_mode & 0o777 == 0o640
+
+
+def test_nobody_else_reads_what_is_being_written(folder, rng):
+    """What it will replace may be private."""
+    save("x.npy", rng.standard_normal((200, 300)))
+    save("y.npy", np.ones(3))
+    os.chmod("y.npy", 0o600)
+    process = started(SLOW, "softmax", "x.npy", "y.npy")
+    assert process.stdout.readline() == "chunk\n"
+    (temporary,) = folder.glob(".fastnorm-*")
+    mode = os.stat(temporary).st_mode & 0o777
+    process.terminate()
+    process.communicate(timeout=30)
+    assert mode == 0o600
+
+
 def test_a_bar_on_a_terminal(folder):
     save("x.npy", np.ones((300, 400)))
     ours, theirs = pty.openpty()
@@ -191,8 +293,60 @@ def test_functions_and_their_options(folder, capsys):
     assert "rms_norm takes no --bias" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--bias", "w.npy")
     assert "eps must not be negative" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--eps", "-1")
     assert "axis must be within the 2 axes" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--axis", "2")
+    assert "unit_norm: axis must be an integer, got (0, 1)" in refused(capsys, "unit_norm", "x.npy", "y.npy", "--axis", "0,1")
+    assert "must name the last axes of x in order, got (1, 0)" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--axis", "1,0")
+    with pytest.raises(SystemExit):
+        main(["apply", "rms_norm", "x.npy", "y.npy", "--axis", "last"])
+    assert "argument --axis: invalid" in capsys.readouterr().err
+    assert "group_norm needs --num-groups" in refused(capsys, "group_norm", "x.npy", "y.npy")
+    assert "divide the 4 channels of x, got 3" in refused(capsys, "group_norm", "x.npy", "y.npy", "--num-groups", "3")
+    assert "at least 1 and divide" in refused(capsys, "group_norm", "x.npy", "y.npy", "--num-groups", "0")
+    assert "softmax takes no --num-groups" in refused(capsys, "softmax", "x.npy", "y.npy", "--num-groups", "2")
+    assert "layer_norm takes no --weight-offset" in refused(capsys, "layer_norm", "x.npy", "y.npy", "--weight-offset", "1")
+    assert "rms_norm takes no --scale" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--scale", "1")
     assert "OUT.npy or --in-place" in refused(capsys, "rms_norm", "x.npy")
     assert "OUT.npy or --in-place" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--in-place")
+
+
+def test_residuals(folder, capsys):
+    save("x.npy", np.ones((3, 4)))
+    save("r.npy", np.ones((4, 3)))
+    assert "add_rms_norm needs --residual" in refused(capsys, "add_rms_norm", "x.npy", "y.npy")
+    assert "rms_norm takes no --residual" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--residual", "r.npy")
+    assert "rms_norm takes no --residual-out" in refused(capsys, "rms_norm", "x.npy", "y.npy", "--residual-out", "h.npy")
+    shapes = "residual must have the shape of x, (3, 4), got (4, 3)"
+    assert shapes in refused(capsys, "add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy")
+    save("r.npy", np.ones((3, 4)))
+    given = ("add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy", "--residual-out")
+    assert "is the file of --residual" in refused(capsys, *given, "r.npy")
+    assert "is the file of IN.npy" in refused(capsys, *given, "x.npy")
+    assert "OUT.npy and --residual-out are both" in refused(capsys, *given, "y.npy")
+    assert "there is no folder" in refused(capsys, *given, "none/h.npy")
+    assert "--in-place is for functions of one array" in refused(
+        capsys, "add_rms_norm", "x.npy", "--in-place", "--residual", "r.npy"
+    )
+
+
+def test_headers_that_are_damaged(folder, capsys, rng):
+    """In any way at all: a complaint, or an array of which the header tells."""
+    save("whole.npy", np.ones((3, 4)))
+    whole, complaints = pathlib.Path("whole.npy").read_bytes(), 0
+    for _ in range(300):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[rng.integers(0, 70, 3)] = rng.choice(np.frombuffer(b"(,'{\\0\n", np.uint8), 3)
+        damaged.tofile("x.npy")
+        status = main(["apply", "rms_norm", "x.npy", "y.npy"])
+        complaint = capsys.readouterr().err
+        assert complaint.startswith("fastnorm apply: ") if status else not complaint
+        complaints += status == 2
+    assert complaints > 250
+
+
+def test_what_cannot_be_mapped(folder, capsys):
+    os.mkfifo("pipe.npy")
+    os.mkdir("sub")
+    for name in ("pipe.npy", "sub"):
+        assert f"{name} is not a file" in refused(capsys, "rms_norm", name, "y.npy")
 
 
 def test_files_that_hold_no_numbers(folder, capsys):
@@ -226,6 +380,11 @@ def test_targets_that_are_sources(folder, capsys):
     assert "is the file of --weight" in refused(capsys, "rms_norm", "x.npy", "w.npy", "--weight", "w.npy")
     assert "is the file of --bias" in refused(capsys, "layer_norm", "x.npy", "b.npy", "--bias", "b.npy")
     assert "is the file of --weight" in refused(capsys, "rms_norm", "x.npy", "--in-place", "--weight", "hard.npy")
+
+
+def test_in_place_needs_the_shape_of_the_result(folder, capsys):
+    save("x.npy", np.ones((3, 4)))
+    assert "--in-place: the result has shape (3,), but" in refused(capsys, "logsumexp", "x.npy", "--in-place")
 
 
 @pytest.mark.parametrize("dtype", ["i4", ">f4"])
@@ -298,13 +457,49 @@ def test_an_error_in_the_middle_leaves_nothing(folder, tiny, monkeypatch, capsys
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "let_go", full)
-    assert "No space left on device" in refused(capsys, "rms_norm", "x.npy", "y.npy")
+    assert refused(capsys, "rms_norm", "x.npy", "y.npy") == "fastnorm apply: [Errno 28] No space left on device\n"
     assert len(chunks) == 3
+
+
+def test_an_error_in_place_says_what_it_leaves(folder, tiny, monkeypatch, capsys):
+    save("x.npy", np.ones((200, 300)))
+
+    def full(mapping):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "let_go", full)
+    assert main(["apply", "rms_norm", "x.npy", "--in-place"]) == 2
+    assert capsys.readouterr().err.endswith("No space left on device; the first chunks of x.npy are normalised\n")
+
+
+def test_an_interruption_after_the_end_does_not_deny_it(folder, monkeypatch, capsys):
+    save("x.npy", np.ones((200, 300)))
+    replace = os.replace
+
+    def interrupted(temporary, path):
+        replace(temporary, path)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    assert main(["apply", "rms_norm", "x.npy", "y.npy"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == f"fastnorm apply: interrupted, wrote {folder / 'y.npy'}\n"
+    assert np.load("y.npy").shape == (200, 300)
 
 
 # ---------------------------------------------------------------------------------------------------------------- memory
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory from /proc")
-@pytest.mark.parametrize("arguments", [("y.npy",), ("--in-place",), ("y.npy", "--axis", "0"), ("--in-place", "--axis", "0")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("rms_norm", "x.npy", "y.npy"),
+        ("rms_norm", "x.npy", "--in-place"),
+        ("rms_norm", "x.npy", "y.npy", "--axis", "0"),
+        ("rms_norm", "x.npy", "--in-place", "--axis", "0"),
+        ("add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy", "--residual-out", "h.npy"),
+        ("group_norm", "x.npy", "y.npy", "--num-groups", "32", "--axis", "0"),
+        ("logsumexp", "x.npy", "y.npy", "--axis", "0"),
+    ],
+)
 def test_memory_does_not_grow_with_the_file(folder, arguments):
     """A file of 15 chunks against one of a chunk: `ru_maxrss` would show the parent's, which is why it is not asked."""
     chunk, peaks = 4 << 20, []
@@ -312,9 +507,11 @@ def test_memory_does_not_grow_with_the_file(folder, arguments):
         f"files.CHUNK = {chunk}; import atexit, re; "
         "atexit.register(lambda: print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]))"
     )
+    fastnorm.warm_up([arguments[0]], ["float32"])  # a compiler would take more than all chunks
     for chunks in (1, 15):
-        save("x.npy", np.ones((chunks * chunk // 4096, 1024), np.float32))
-        out, err = started(program, "rms_norm", "x.npy", *arguments).communicate(timeout=60)
+        x = save("x.npy", np.ones((chunks * chunk // 4096, 1024), np.float32))
+        save("r.npy", np.asfortranarray(x))
+        out, err = started(program, *arguments).communicate(timeout=60)
         assert "wrote" in out, err
         peaks.append(int(out.split()[-1]) * 1024)
     assert peaks[1] - peaks[0] < 3 * chunk

@@ -1,5 +1,7 @@
-"""Chunks on the workers of a Dask cluster. Dask hands them out and repeats what a dead worker had: a chunk is read from the
-input and its bytes go to their place in the file, so that doing it twice changes nothing. What is done is `files.fill`.
+"""Chunks on the workers of a Dask cluster.
+
+Dask hands them out, and repeats what a dead worker had: a chunk is read from the input and its bytes go to their place in the
+file, so that doing it twice changes nothing. What is done with it is `files.fill`, as in the plain command.
 """
 
 import contextlib
@@ -31,14 +33,18 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
         if not address:
             address = stack.enter_context(_local_cluster(distributed, min(workers, len(blocks))))
         client = stack.enter_context(distributed.Client(address, timeout=PATIENCE))
-        client.wait_for_workers(1, timeout=PATIENCE)
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            raise OSError(f"the scheduler at {client.scheduler.address} has no worker") from None
         arguments = {"call": call, "sources": sources, "targets": targets, "version": __version__}
         futures = client.map(fill_one, blocks, **arguments, pure=False)
         stack.callback(client.cancel, futures)
         for future in distributed.as_completed(futures):
-            error = future.exception()
-            if error is not None:
-                raise OSError(_told(error))
+            try:
+                future.result()
+            except Exception as error:
+                raise OSError(_told(error)) from None
             yield
 
 

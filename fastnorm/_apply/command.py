@@ -1,4 +1,4 @@
-"""``fastnorm apply``: what was asked and whether it can be, files that appear once they are whole, interruptions, the report."""
+"""The command: what was asked and whether it can be, files that appear once they are whole, interruptions, the report."""
 
 import contextlib
 import os
@@ -23,19 +23,24 @@ def apply(options):
         with _interrupted_by("SIGTERM", "SIGHUP"):
             print(_apply(options, written))
     except KeyboardInterrupt as interruption:
-        left = f"wrote {' and '.join(written)}" if written else "nothing was written"
-        if options.in_place and not written:
-            left = f"the first chunks of {options.input} are normalised"
-        print(f"fastnorm apply: interrupted, {left}", file=sys.stderr)
+        print(f"fastnorm apply: interrupted, {_left(options, written) or 'nothing was written'}", file=sys.stderr)
         return 128 + (interruption.args or (signal.SIGINT,))[0]
     except (OSError, TypeError, ValueError, MemoryError) as error:
-        print(f"fastnorm apply: {str(error) or type(error).__name__}", file=sys.stderr)
+        left = _left(options, written)
+        print(f"fastnorm apply: {str(error) or type(error).__name__}{left and '; '}{left}", file=sys.stderr)
         return 2
     return 0
 
 
+def _left(options, written):
+    """What an end before its time leaves."""
+    if options.in_place and written:
+        return f"the first chunks of {options.input} are normalised"
+    return f"wrote {' and '.join(written)}" if written else ""
+
+
 def _apply(options, written):
-    """Check everything, write the result, and say what was written. `written` grows by files that are whole."""
+    """Check everything, write the result, and say what was written. `written` grows by files that changed."""
     paths = _targets(options)
     sources = {name: Source.at(path) for name, path in _sources(options).items()}
     arrays = {name: source.array() for name, source in sources.items()}
@@ -47,8 +52,8 @@ def _apply(options, written):
         _check_in_place(paths[0], x, results[0], len(results))
         print(f"fastnorm apply: an interruption leaves the first chunks of {paths[0]} normalised", file=sys.stderr)
         _reserve(paths[0], x.offset, x.nbytes)
-        _run(options, call, sources, paths, blocks)
         written += paths
+        _run(options, call, sources, paths, blocks)
     else:
         with _appearing(paths, results, x.flags.fnc, written) as temporaries:
             _run(options, call, sources, temporaries, blocks)
@@ -88,7 +93,9 @@ def _targets(options):
     if options.in_place == (options.output is not None):
         raise ValueError("either OUT.npy or --in-place must be given, and not both")
     if options.in_place and (options.workers or options.scheduler):
-        raise ValueError("--in-place goes without --workers and --scheduler: a chunk that is repeated would be normalised twice")
+        raise ValueError(
+            "--in-place goes without --workers and --scheduler: a chunk that is repeated would be normalised twice"
+        )
     asked = {"OUT.npy": options.input if options.in_place else options.output, "--residual-out": options.residual_out}
     paths = {name: os.path.realpath(path) for name, path in asked.items() if path is not None}
     for path in paths.values():
