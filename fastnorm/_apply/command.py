@@ -158,16 +158,19 @@ def _check_in_place(path, x, result, count):
 def _appearing(paths, results, fortran_order, written):
     """Files under temporary names, which become `paths` at the end, and are gone after an error. None, for no path."""
     temporaries = [os.path.join(os.path.dirname(path), f".fastnorm-{secrets.token_hex(8)}.npy") for path in paths]
+    whole = []  # pairs of names that are about to be one
     try:
         for path, temporary, result in zip(paths, temporaries, results, strict=False):
             _create(path, temporary, result, fortran_order)
         yield temporaries + [None] * (len(results) - len(temporaries))
-        modes = [os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask() for path in paths]
-        for path, temporary, mode in zip(paths, temporaries, modes, strict=True):
-            os.chmod(temporary, mode)
+        for path, temporary in zip(paths, temporaries, strict=True):
+            os.chmod(temporary, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
+        whole += zip(paths, temporaries, strict=True)
+        for path, temporary in whole:
             os.replace(temporary, path)
-            written.append(path)
+        written += paths
     except BaseException:
+        written[:] = [path for path, temporary in whole if not os.path.exists(temporary)]
         for temporary in temporaries:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
