@@ -1,6 +1,7 @@
 """How far it is, on a terminal."""
 
 import contextlib
+import shutil
 import sys
 import time
 
@@ -18,7 +19,8 @@ def shown(total, title):
     def draw():
         left = f"{(time.monotonic() - begin) / done * (total - done):.0f} s left" if done else ""
         bar = ("#" * (WIDTH * done // total)).ljust(WIDTH, ".")
-        print(f"\r{title} {bar} {100 * done // total}% {left}\x1b[K", end="", file=sys.stderr, flush=True)
+        line = f"{100 * done // total:3}% {bar} {left:12} {title}"
+        print(f"\r{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
 
     def advance():
         nonlocal done
