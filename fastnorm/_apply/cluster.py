@@ -80,7 +80,7 @@ def fill_one(block, call, sources, targets, version):
         from distributed import get_worker
 
         name = f"worker {get_worker().address} (process {os.getpid()} on {platform.node()})"
-        raise OSError(f"{name}: {error}") from error
+        raise OSError(f"{name}: {str(error) or type(error).__name__}") from error
 
 
 def _told(error):
