@@ -496,6 +496,7 @@ def test_an_interruption_after_the_end_does_not_deny_it(folder, monkeypatch, cap
         ("rms_norm", "x.npy", "y.npy", "--axis", "0"),
         ("rms_norm", "x.npy", "--in-place", "--axis", "0"),
         ("add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy", "--residual-out", "h.npy"),
+        ("group_norm", "x.npy", "y.npy", "--num-groups", "1"),
         ("group_norm", "x.npy", "y.npy", "--num-groups", "32", "--axis", "0"),
         ("logsumexp", "x.npy", "y.npy", "--axis", "0"),
     ],
