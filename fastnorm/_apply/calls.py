@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 
+import numpy as np
+
 import fastnorm
 
 _NAMES = (
@@ -29,11 +31,14 @@ class Call:
     numbers: dict
     shape: tuple  # of x
 
-    def on_nothing(self, arrays):
-        """The results for no array of this shape at all: complains of whatever is wrong, and tells shapes and dtypes."""
-        none = {name: array[None][:0] if name in ("x", "residual") else array for name, array in arrays.items()}
+    def results(self, arrays):
+        """The shapes and dtypes of the results, as arrays that take no memory. Complains of whatever is wrong."""
+        # A call on nothing, of which only the axes have a length: group_norm takes room for a whole array of a batch.
+        nothing = (slice(0, 0), *(slice(None) if axis in self.axes else slice(0, 0) for axis in range(-len(self.shape), 0)))
+        none = {name: array[None][nothing] if name in ("x", "residual") else array for name, array in arrays.items()}
         results = FUNCTIONS[self.name](**none, **self.numbers, axis=self._axis)
-        return results if isinstance(results, tuple) else (results,)
+        dtypes = [result.dtype for result in (results if isinstance(results, tuple) else (results,))]
+        return [np.broadcast_to(np.empty((), dtype), self.place(self.shape)) for dtype in dtypes]
 
     def least(self):
         """How many indices of each axis must stay together."""
@@ -45,7 +50,7 @@ class Call:
         return least
 
     def place(self, block):
-        """Where in the results those for a block of x belong."""
+        """What of a shape, or of a block's slices, the results have."""
         if self.name != "logsumexp":
             return block
         return tuple(cut for axis, cut in zip(range(-len(block), 0), block, strict=True) if axis not in self.axes)

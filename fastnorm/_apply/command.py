@@ -45,7 +45,7 @@ def _apply(options, written):
     sources = {name: Source.at(path) for name, path in _sources(options).items()}
     arrays = {name: source.array() for name, source in sources.items()}
     call, x = _call(options, arrays), arrays["x"]
-    results = call.on_nothing(arrays)
+    results = call.results(arrays)
     blocks = blocks_of(x, call.least(), max(array.itemsize for array in (x, *results)))
     begin = time.perf_counter()
     if options.in_place:
@@ -60,8 +60,8 @@ def _apply(options, written):
     seconds = time.perf_counter() - begin
     kept = [result for result, path in zip(results, paths, strict=False) if path]
     read = sum(array.nbytes for name, array in arrays.items() if name in ("x", "residual"))
-    speed = (read + sum(_bytes(result) for result in kept)) / seconds / 1e9
-    what = f"shape {kept[0].shape[1:]}, dtype {kept[0].dtype}"
+    speed = (read + sum(result.nbytes for result in kept)) / seconds / 1e9
+    what = f"shape {kept[0].shape}, dtype {kept[0].dtype}"
     return f"wrote {' and '.join(written)}: {what}, {seconds:.2f} s, {speed:.2f} GB/s read and written"
 
 
@@ -147,8 +147,8 @@ def _flag(name):
 def _check_in_place(path, x, result, count):
     if count > 1:
         raise ValueError("--in-place is for functions of one array: the sum and its norm are two results")
-    if result.shape[1:] != x.shape:
-        raise ValueError(f"--in-place: the result has shape {result.shape[1:]}, but {path} holds {x.shape}")
+    if result.shape != x.shape:
+        raise ValueError(f"--in-place: the result has shape {result.shape}, but {path} holds {x.shape}")
     if result.dtype != x.dtype:
         raise ValueError(f"--in-place: the result has dtype {result.dtype.str}, but {path} holds {x.dtype.str}")
 
@@ -179,12 +179,12 @@ def _appearing(paths, results, fortran_order, written):
 
 def _create(path, temporary, result, fortran_order):
     """An array of the right size, which only its owner reads: what it replaces may be private."""
-    folder, size = os.path.dirname(path), _bytes(result)
+    folder, size = os.path.dirname(path), result.nbytes
     free = shutil.disk_usage(folder).free
     if size > free:
         raise OSError(f"{path} needs {size:,} bytes, but {folder} has {free:,} left")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    array = np.lib.format.open_memmap(temporary, "w+", result.dtype, result.shape[1:], fortran_order)
+    array = np.lib.format.open_memmap(temporary, "w+", result.dtype, result.shape, fortran_order)
     _reserve(temporary, array.offset, array.nbytes)
 
 
@@ -193,11 +193,6 @@ def _reserve(path, begin, size):
     if size and hasattr(os, "posix_fallocate"):
         with open(path, "rb+") as file:
             os.posix_fallocate(file.fileno(), begin, size)
-
-
-def _bytes(result):
-    """Bytes of a result, of which there is none yet."""
-    return result.itemsize * int(np.prod(result.shape[1:], dtype=object))
 
 
 def _umask():

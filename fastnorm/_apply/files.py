@@ -76,7 +76,7 @@ def fill(call, sources, targets, blocks):
     """Do some chunks, and yield after each. `targets` are files of the right size; None, where a result is not kept."""
     arrays = {name: source.array() for name, source in sources.items()}
     order = "F" if arrays["x"].flags.fnc else "C"
-    dtypes = [result.dtype for result in call.on_nothing(arrays)]
+    dtypes = [result.dtype for result in call.results(arrays)]
     with contextlib.ExitStack() as stack:
         outputs = [path and stack.enter_context(_Output(path)) for path in targets]
         results = []
