@@ -70,7 +70,7 @@ def random(shape, chunks, seed=0):
     ("norm", "chunks", "axis"),
     [
         pytest.param("rms_norm", (500, 4096), -1, id="whole rows"),
-        pytest.param("layer_norm", (2000, 1024), -1, id="cut rows"),
+        pytest.param("layer_norm", (500, 1024), -1, id="cut rows"),
         pytest.param("rms_norm", (500, 4096), 0, id="rows longer than memory"),
     ],
 )
@@ -79,14 +79,13 @@ def test_larger_than_memory(client, norm, chunks, axis):
     x = random((40_000, 4096), chunks)
     assert x.nbytes > 2 * 2 * LIMIT
     y = getattr(fastnorm, norm)(x, axis=axis, eps=0.0)
-    a, b = (x, y) if axis else (x.T, y.T)
+    some = np.s_[::EVERY] if axis else np.s_[:, ::EVERY]
     before = sum(client.run(on_disk).values())
-    given, found, total = dask.compute(a[::EVERY], b[::EVERY], (y * y).mean())
+    found = y[some].compute()  # of each chunk a few numbers
     left, written = sum(client.run(on_disk).values()) - before
-    np.testing.assert_allclose(found, getattr(oracles, norm)(given, eps=0.0), rtol=0, atol=1e-11)
-    np.testing.assert_allclose(total, 1, rtol=1e-9)
+    np.testing.assert_allclose(found, getattr(oracles, norm)(x[some].compute(), axis=axis, eps=0.0), rtol=0, atol=1e-11)
     assert left == 0
-    assert (written > x.nbytes - 2 * LIMIT) if axis == 0 else (written < x.nbytes / 10)
+    assert (written > x.nbytes - 2 * LIMIT) if axis == 0 else (written < x.nbytes / 20)
 
 
 def test_results_that_are_kept_are_spilled(client, folder):
