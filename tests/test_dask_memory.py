@@ -32,7 +32,7 @@ def workers(folder):
     fastnorm.warm_up(["rms_norm", "attention"])  # here, since compilers need more memory than a worker has
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": LIMIT, "local_directory": folder}
     with (
-        distributed.LocalCluster(processes=True, dashboard_address=None, **options) as cluster,
+        distributed.LocalCluster(processes=True, dashboard_address=":0", **options) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
