@@ -26,8 +26,8 @@ import fastnorm
 from fastnorm._bench import attention_oracles, growth, oracles
 
 EVERY = 499  # a row of so many is checked
-ROWS = {"full": (4096, 4096), "smoke": (64, 256)}  # of a chunk of whole rows
-CHUNK = {"full": 1024, "smoke": 32}  # positions in a chunk of attention
+ROWS = {"full": (2048, 4096), "smoke": (64, 256)}  # of a chunk of whole rows
+CHUNK = {"full": 512, "smoke": 32}  # positions in a chunk of attention
 HEADS, KEY_HEADS, SIZE = 8, 2, 64
 
 

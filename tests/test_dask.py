@@ -358,6 +358,23 @@ def test_lazy_weights(rng):
         np.testing.assert_allclose(computed(y), fastnorm.rms_norm(x, weight, weight_offset=1.0), rtol=1e-15)
 
 
+def test_lazy_weights_take_no_memory_before_they_are_computed():
+    """A weight of 8 TB."""
+    x, weight = (da.zeros(1 << 40, chunks=1 << 37, dtype=dtype) for dtype in (np.float32, np.float64))
+    assert fastnorm.layer_norm(x, weight, weight).shape == x.shape
+    assert fastnorm.rms_norm(x, weight, weight_offset=1.0).shape == x.shape
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_several_chunks_without_elements(axis):
+    x, whole = da.ones((20, 0), chunks=((20,), (0, 0))), da.ones((20, 0))
+    for y in fastnorm.add_layer_norm(x, whole, axis=axis):
+        assert computed(y, x.chunks).shape == (20, 0)
+    nothing = da.ones(0, chunks=((0, 0),))
+    assert computed(fastnorm.logsumexp(nothing)) == -np.inf
+    assert computed(fastnorm.rms_norm(nothing, whole[0])).shape == (0,)
+
+
 def test_lazy_weights_beyond_float32_warn_nobody():
     x, weight = da.ones((2, 30), chunks=(1, 7), dtype=np.float32), da.from_array(np.full(30, 1e300), 4)
     with np.errstate(all="raise"):

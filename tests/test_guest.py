@@ -191,7 +191,7 @@ def test_dask_workers(tmp_path):
     text = """
         if __name__ == "__main__":
             import distributed
-            with distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster:
+            with distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster:
                 with distributed.Client(cluster) as client:
                     print(client.gather(client.map(work, range(8))) == [True] * 8)
     """

@@ -6,10 +6,10 @@ import sys
 import dask.array as da
 import numpy as np
 
-from .._checks import as_array, library_for, parameters_of
+from .._checks import NO_OFFSET, as_array, library_for, named, number_of, parameters_of
 from .._dispatch import describe, is_lazy
 from .._vocabulary import STORED
-from .graph import per_chunk
+from .graph import cut_as, per_chunk
 
 
 def checked(function, x, others, outs, first="x"):
@@ -39,12 +39,17 @@ def lazy_parameters(function, parameters, axis, axes, x, dtype, weight_offset, a
     """Weight and bias as Dask arrays with the chunks of `x` along `axes`, in the dtype of the computation; None stays."""
     chunks = tuple(x.chunks[a] for a in axes)
     shape = tuple(x.shape[a] for a in axes)
-    stand_ins = [stand_in(p, arrays) for p in parameters]
-    given, offset = parameters_of(function, stand_ins, axis, axes, x, dtype, weight_offset, arrays)
+    offset = number_of(function, "weight_offset", weight_offset)
+    for name, parameter in named(parameters).items():
+        if is_lazy(parameter):
+            as_array(function, name, parameter._meta, arrays, STORED)
+    stand_ins = [stand_in(p, arrays, dtype) for p in parameters]  # of a dtype that nothing is converted from
+    added = NO_OFFSET if is_lazy(parameters[0]) else offset
+    given, _ = parameters_of(function, stand_ins, axis, axes, x, dtype, added, arrays)
     for i, parameter in enumerate(parameters):
         if is_lazy(parameter):
             options = {"dtype": dtype, "kind": dtype, "offset": 0 if i else offset}
-            given[i] = per_chunk(_converted, parameter.rechunk(chunks), token=f"{function}-parameter", **options)
+            given[i] = per_chunk(_converted, cut_as(parameter, chunks), token=f"{function}-parameter", **options)
         elif parameter is not None:
             given[i] = da.from_array(given[i].reshape(shape), chunks, asarray=False)
     return given
@@ -57,9 +62,9 @@ def _converted(parameter, kind, offset):
     return parameter + kind.type(offset) if offset else parameter
 
 
-def stand_in(value, arrays):
-    """An array of the shape and dtype of a Dask array, of one element; anything else as it is."""
-    return arrays.broadcast_to(arrays.empty((), value.dtype), value.shape) if is_lazy(value) else value
+def stand_in(value, arrays, dtype=None):
+    """An array of the shape of a Dask array, in its dtype or another, of one element; anything else as it is."""
+    return arrays.broadcast_to(arrays.empty((), dtype or value.dtype), value.shape) if is_lazy(value) else value
 
 
 def is_cut(x, axes):
@@ -69,4 +74,6 @@ def is_cut(x, axes):
 
 def whole_if_short(x, axes, length):
     """`x` in one chunk along `axes`, if these have at most so many elements together."""
-    return x.rechunk(dict.fromkeys(axes, -1)) if math.prod(x.shape[a] for a in axes) <= length else x
+    if math.prod(x.shape[a] for a in axes) > length:
+        return x
+    return cut_as(x, tuple((n,) if a in axes else sizes for a, (n, sizes) in enumerate(zip(x.shape, x.chunks, strict=True))))

@@ -28,6 +28,13 @@ def per_chunk(function, x, *others, token, dtype, **options):
     return da.blockwise(function, axes, x, axes, *pairs, token=token, dtype=dtype, meta=meta, align_arrays=False, **options)
 
 
+def cut_as(array, chunks):
+    """An array in these chunks. Dask's own `rechunk` leaves one without elements in others."""
+    if array.chunks == chunks:
+        return array
+    return array.rechunk(chunks) if array.size else da.empty_like(array, chunks=chunks)
+
+
 def member(pairs, i, token, meta):
     """Of an array whose chunks are tuples, that of the i-th members."""
     axes = tuple(range(pairs.ndim))

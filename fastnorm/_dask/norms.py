@@ -15,7 +15,7 @@ from .. import _math
 from .._checks import NO_OFFSET, axes_of, computed, eps_of, named, result_dtype
 from .._vocabulary import RANGES
 from .arguments import checked, is_cut, lazy_parameters, whole_if_short
-from .graph import in_pairs, joined, per_chunk
+from .graph import cut_as, in_pairs, joined, per_chunk
 from .tiles import from_matrix, matrix, of_rows, put, stacked, tiles, widened
 
 BOUNDS = RANGES["float64"]
@@ -50,7 +50,7 @@ def _norm(function, x, parameters, eps, axis, weight_offset, out):
         return in_three_steps(function, rows, others, eps, axes, dtype, function)
     axis = axes if len(axes) > 1 else axes[0] - x.ndim  # -1 is the public functions' shortest way
     y = per_chunk(getattr(fastnorm, function), rows, *others, token=function, dtype=dtype, eps=eps, axis=axis)
-    return y.rechunk(x.chunks)
+    return cut_as(y, x.chunks)
 
 
 def in_three_steps(norm, x, others, eps, axes, dtype, token):

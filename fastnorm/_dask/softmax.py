@@ -13,7 +13,7 @@ from .. import _math
 from .._checks import axes_of, check_flag, number_of, result_dtype
 from .._vocabulary import EXPONENTIALS, RANGES, finite_in
 from .arguments import checked, is_cut, whole_if_short
-from .graph import in_pairs, joined, lazy, meta_of, per_chunk
+from .graph import cut_as, in_pairs, joined, lazy, meta_of, per_chunk
 from .tiles import from_matrix, matrix, of_rows, put, stacked, tiles, widened
 
 NUMBERS, FRACTION = EXPONENTIALS["float64"], RANGES["float64"].fraction
@@ -36,7 +36,7 @@ def _softmax(function, x, axis, scale, out):
     rows = whole_if_short(x, axes, 0)
     if not is_cut(rows, axes):
         options = {"axis": axes[0] - x.ndim, "scale": scale}
-        return per_chunk(getattr(fastnorm, function), rows, token=function, dtype=dtype, **options).rechunk(x.chunks)
+        return cut_as(per_chunk(getattr(fastnorm, function), rows, token=function, dtype=dtype, **options), x.chunks)
     known = (_sums(function, x, axes, scale), tuple(range(x.ndim)))
     options = {"axes": axes, "scale": scale, "logarithm": function == "log_softmax", "stored": dtype}
     return per_chunk(_apply, x, known, token=function, dtype=dtype, **options)

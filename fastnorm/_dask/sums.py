@@ -10,7 +10,7 @@ from .._checks import NO_OFFSET, as_array, axes_of, check_residual, computed, ep
 from .._two_passes import add
 from .._vocabulary import STORED
 from .arguments import checked, is_cut, lazy_parameters, lazy_too, whole_if_short
-from .graph import member, meta_of, per_chunk
+from .graph import cut_as, member, meta_of, per_chunk
 from .norms import SHORT, in_three_steps
 
 
@@ -38,7 +38,7 @@ def _add_norm(norm, x, residual, parameters, eps, axis, weight_offset, outs):
     eps = eps_of(function, eps, accumulated)
     rows = whole_if_short(x, axes, SHORT)
     given = lazy_parameters(function, parameters, axis, axes, rows, accumulated, weight_offset, arrays)
-    everything, residual = tuple(range(x.ndim)), residual.rechunk(rows.chunks)
+    everything, residual = tuple(range(x.ndim)), cut_as(residual, rows.chunks)
     others = [(p, axes) for p in given]
     if is_cut(rows, axes):
         options = {"dtype": kept, "computed": accumulated.name}
@@ -47,7 +47,7 @@ def _add_norm(norm, x, residual, parameters, eps, axis, weight_offset, outs):
     options = {"dtype": dtype, "eps": eps, "axis": axes[0] - x.ndim}
     pairs = per_chunk(getattr(fastnorm, function), rows, (residual, everything), *others, token=f"{function}-both", **options)
     y, h = (member(pairs, i, function, meta_of(x, kind)) for i, kind in enumerate((dtype, kept)))
-    return y.rechunk(x.chunks), h.rechunk(x.chunks)
+    return cut_as(y, x.chunks), cut_as(h, x.chunks)
 
 
 @np.errstate(all="ignore")
