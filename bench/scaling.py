@@ -179,7 +179,7 @@ def main(arguments=None):
                     f"{measured.speed() / alone.speed():.2f}",
                 )
             console.print(f"{small.title}: {alone.speed() / 1e9:.2f} billion numbers or operations a second, one worker alone")
-        count = 5000 if options.size == "full" else 100
+        count = 1000 if options.size == "full" else 100
         tasks = [statistics.median(seconds_of_a_task(client, count) for _ in range(3)) * 1e3 for client in (one, two)]
     console.print(table)
     console.print(f"a task that does nothing: {tasks[0]:.2f} ms with one worker, {tasks[1]:.2f} ms with two")

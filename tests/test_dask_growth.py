@@ -1,5 +1,8 @@
 """Tasks and bytes of the formulas in `_bench/growth.py`, beside what graphs hold and workers send."""
 
+import importlib.util
+import pathlib
+
 import dask
 import dask.array as da
 import distributed
@@ -8,6 +11,8 @@ import pytest
 
 import fastnorm
 from fastnorm._bench import growth
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "bench" / "scaling.py"
 
 
 def own_tasks(y, *inputs):
@@ -121,3 +126,17 @@ def test_whole_rows_stay_where_they_are(client):
     distributed.wait(fastnorm.rms_norm(x).persist())
     sizes = [size for worker in client.run(received).values() for _, size in worker]
     assert not sizes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SCRIPT.exists(), reason="an installation without the repository")
+def test_the_script_tells_every_case(capsys):
+    spec = importlib.util.spec_from_file_location("scaling", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.nothing = str  # workers cannot import the script by this name
+    script.main(["--rounds", "1", "--size", "smoke"])
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert len(rows) == 9
+    for _, _, _, tasks, by_formula, *_ in rows:
+        assert int(tasks) == int(by_formula)
