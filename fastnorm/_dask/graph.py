@@ -38,7 +38,8 @@ def cut_as(array, chunks):
 def member(pairs, i, token, meta):
     """Of an array whose chunks are tuples, that of the i-th members."""
     axes = tuple(range(pairs.ndim))
-    return da.blockwise(operator.getitem, axes, pairs, axes, i, None, token=token, dtype=meta.dtype, meta=meta)
+    options = {"dtype": meta.dtype, "meta": meta, "align_arrays": False}
+    return da.blockwise(operator.getitem, axes, pairs, axes, i, None, token=token, **options)
 
 
 def joined(parts, axes, join, token):
