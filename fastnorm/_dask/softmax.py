@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import dask
@@ -95,31 +96,40 @@ def _scores_of(x, axes, scale):
     rows = matrix(x, axes)
     if not rows.shape[1]:
         return None
-    both = functools.partial(_both, scale=scale)
-    scores = stacked([in_pairs(both, [_measure(rows[top, left], scale) for left in lefts]) for top, lefts in tiles(rows)])
+    scores = stacked([_join([_measure(rows[top, left], scale) for left in lefts], False, scale) for top, lefts in tiles(rows)])
     others = [n for a, n in enumerate(x.shape) if a not in axes]
     return Scores(*(field.reshape(others) for field in scores))
 
 
 def _measure(x, scale):
+    add_up = _sum if result_dtype(x.dtype) == np.float64 else functools.partial(np.sum, axis=-1)
     x = widened(x)
     signed = -x if scale < 0 else x
     scores = Scores(signed.max(-1), signed.min(-1), None)
-    return scores._replace(total=_weights(x, of_rows(_compared(scores, scale), slice(None))).sum(-1))
+    return scores._replace(total=add_up(_weights(x, of_rows(_compared(scores, scale), slice(None)))))
 
 
-def _both(a, b, scale):
-    """The `Scores` of two parts of a row together."""
-    both = Scores(np.maximum(a.largest, b.largest), np.minimum(a.smallest, b.smallest), None)
-    how, sign = _compared(both, scale), -1 if scale < 0 else 1
-    mixture = _math.Mixture(both.largest, _weights(a.largest * sign, how), _weights(b.largest * sign, how))
-    return both._replace(total=_math.mixed(a.total, b.total, mixture))
+def _sum(values):
+    """The sum of each row, by halves, in place. NumPy's begins with chains: of 70 numbers it was off by up to 7 roundings."""
+    n = values.shape[-1]
+    while n > 1:
+        half = (n + 1) // 2
+        values[..., : n - half] += values[..., half:n]
+        n = half
+    return values[..., 0]
 
 
 @np.errstate(all="ignore")
 def _join(parts, last, scale):
-    """The `Scores` of some chunks together."""
-    return in_pairs(functools.partial(_both, scale=scale), parts)
+    """The `Scores` of some parts of a row together, all compared with the largest at once: a factor for each, and no second."""
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return None
+    largest, smallest, totals = zip(*parts, strict=True)
+    both = Scores(functools.reduce(np.maximum, largest), functools.reduce(np.minimum, smallest), None)
+    how, sign = _compared(both, scale), -1 if scale < 0 else 1
+    shares = [total * _weights(own * sign, how) for own, total in zip(largest, totals, strict=True)]
+    return both._replace(total=in_pairs(operator.add, shares))
 
 
 @np.errstate(all="ignore")
