@@ -1,6 +1,5 @@
 """The arguments of attention, prepared; as `_arguments` for the norms."""
 
-import operator
 import sys
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from ._checks import (
     computed,
     eps_of,
     foreign,
+    index_of,
     library_for,
     native,
     number_of,
@@ -234,7 +234,7 @@ def _bounds(name, window, is_causal):
     bounds = [None, None]
     if window is not None:
         try:
-            bounds = [operator.index(side) for side in window]
+            bounds = [index_of(side) for side in window]
         except TypeError:
             bounds = []
         if len(bounds) != 2:

@@ -134,7 +134,7 @@ def axes_of(function, axis, x, tuples):
     axes = []
     for a in axis if several else (axis,):
         try:
-            index = operator.index(a)
+            index = index_of(a)
         except TypeError:
             kinds = "an integer or a tuple of integers" if tuples else "an integer"
             raise TypeError(f"{function}: axis must be {kinds}, got {axis!r}") from None
@@ -147,12 +147,7 @@ def axes_of(function, axis, x, tuples):
 
 
 def groups_of(function, num_groups, channels):
-    try:
-        groups = operator.index(num_groups)
-    except TypeError:
-        groups = None
-    if groups is None or isinstance(num_groups, bool):
-        raise TypeError(f"{function}: num_groups must be an integer, got {num_groups!r}")
+    groups = integer_of(function, "num_groups", num_groups)
     if groups < 1 or channels % groups:
         raise ValueError(f"{function}: num_groups must be at least 1 and divide the {channels} channels of x, got {groups}")
     return groups
@@ -168,10 +163,25 @@ def eps_of(function, eps, dtype):
     return number
 
 
+def index_of(value):
+    """`operator.index`, but TypeError for a truth value too: as an axis or a size it was meant for another argument."""
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no integer")
+    return operator.index(value)
+
+
+def integer_of(function, name, value):
+    try:
+        return index_of(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} must be an integer, got {value!r}") from None
+
+
 def number_of(function, name, value):
+    """A float; truth values are no numbers."""
     dtype = getattr(value, "dtype", None)
-    real = isinstance(value, numbers.Real) or getattr(dtype, "kind", None) in tuple("biuf") or str(dtype) == "bfloat16"
-    if not real or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and foreign(value)):
+    real = isinstance(value, numbers.Real) or getattr(dtype, "kind", None) in tuple("iuf") or str(dtype) == "bfloat16"
+    if not real or isinstance(value, bool) or getattr(value, "ndim", 0) or (hasattr(value, "dtype") and foreign(value)):
         raise TypeError(f"{function}: {name} must be a number, got {value!r}")
     try:
         return float(value)

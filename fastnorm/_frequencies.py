@@ -88,7 +88,7 @@ def _options(scaling):
     for name, value in options.items():
         if value is None and name in possible:
             continue
-        if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(f"rope_tables: scaling must have positive numbers, got {name}={value!r}")
     if kind == "llama3" and not options["low_freq_factor"] < options["high_freq_factor"]:
         raise ValueError(f"rope_tables: scaling must have low_freq_factor below high_freq_factor, got {scaling!r}")

@@ -2,13 +2,12 @@
 
 import functools
 import importlib
-import operator
 import sys
 
 import numpy as np
 
 from ._arguments import as_rows, landing, result_array
-from ._checks import as_array, check_flag, computed, library_for, native, result_dtype
+from ._checks import as_array, check_flag, computed, integer_of, library_for, native, result_dtype
 from ._cpu.layout import SMALL
 from ._dispatch import backend_of, function_of
 from ._vocabulary import STORED
@@ -78,10 +77,7 @@ def table_arguments(positions, dim, dtype):
     name = "rope_tables"
     library_for(positions, name, {}, "positions")
     positions = as_array(name, "positions", positions, np, tuple(STORED))
-    try:
-        size = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{name}: dim must be an integer, got {dim!r}") from None
+    size = integer_of(name, "dim", dim)
     if not 0 <= size < 1 << 31 or size % 2:
         raise ValueError(f"{name}: dim must be even, at least 0 and below 2**31, got {dim!r}")
     if isinstance(dtype, str) and dtype == "bfloat16":  # NumPy knows the name once this is imported

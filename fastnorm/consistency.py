@@ -1,7 +1,8 @@
 """Which norm goes with which constant."""
 
 import math
-import operator
+
+from ._checks import integer_of
 
 
 def attention_scale(head_dim, *, qk_norm="rms"):
@@ -69,10 +70,7 @@ def init_std(fan_in, *, norm="rms"):
 
 
 def _count(function, name, value):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{function}: {name} must be an integer, got {value!r}") from None
+    value = integer_of(function, name, value)
     if value < 1:
         raise ValueError(f"{function}: {name} must be at least 1, got {value}")
     return value

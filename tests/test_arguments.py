@@ -547,3 +547,40 @@ def test_an_eps_beyond_the_computation(dtype, eps):
     for shape in ((2, 4), (300, 400)):
         with pytest.raises(ValueError, match="rms_norm: eps must be within the range of float"):
             fastnorm.rms_norm(np.ones(shape, dtype), eps=eps)
+
+
+Q = np.ones((2, 3, 4), np.float32)
+NUMBERS = [  # every function and each of its arguments that is a number or an integer
+    *((fastnorm.rms_norm, (X,), name) for name in ("eps", "axis", "weight_offset")),
+    *((function, (X,), name) for function in (fastnorm.layer_norm, fastnorm.unit_norm) for name in ("eps", "axis")),
+    *((fastnorm.group_norm, (X, 1), name) for name in ("eps", "axis")),
+    (fastnorm.group_norm, (X,), "num_groups"),
+    *((fastnorm.add_rms_norm, (X, X), name) for name in ("eps", "axis", "weight_offset")),
+    *((fastnorm.add_layer_norm, (X, X), name) for name in ("eps", "axis")),
+    *((function, (X,), name) for function in (fastnorm.softmax, fastnorm.log_softmax) for name in ("axis", "scale")),
+    (fastnorm.logsumexp, (X,), "axis"),
+    (fastnorm.rope_tables, ([0, 1],), "dim"),
+    (fastnorm.rope_tables, ([0, 1], 4), "base"),
+    *((fastnorm.attention, (Q, Q, Q), name) for name in ("q_start", "kv_lengths", "scale", "softcap", "eps")),
+    (fastnorm.attention_scale, (), "head_dim"),
+    (fastnorm.init_std, (), "fan_in"),
+    (fastnorm.set_num_threads, (), "n"),
+]
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_, np.array(True)], ids=repr)
+@pytest.mark.parametrize(("function", "args", "name"), NUMBERS, ids=[f"{f.__name__} {name}" for f, _, name in NUMBERS])
+def test_truth_values_are_no_numbers(function, args, name, value):
+    """``axis=True`` would be axis 1, and ``eps=True`` 1.0: whoever writes that means another argument."""
+    words = rf"^{function.__name__}: {name} must be (a|an) (number|integer).*, got .*{bool(value)}"
+    with pytest.raises(TypeError, match=words):
+        function(*args, **{name: value})
+
+
+def test_truth_values_within_an_argument():
+    with pytest.raises(TypeError, match=r"^rms_norm: axis must be an integer or a tuple of integers, got \(1, True\)"):
+        fastnorm.rms_norm(X, axis=(1, True))
+    with pytest.raises(TypeError, match=r"^attention: window must be a pair of integers, \(left, right\), got \(2, False\)"):
+        fastnorm.attention(Q, Q, Q, window=(2, False))
+    with pytest.raises(ValueError, match=r"^rope_tables: scaling must have positive numbers, got factor=True"):
+        fastnorm.rope_tables([0, 1], 4, scaling={"type": "linear", "factor": True})

@@ -7,12 +7,13 @@ child, `workqueue` aborts when two Python threads meet in it, and both spin at a
 Work is Python calling kernels that release the GIL. Between two pieces the interpreter runs, so that Ctrl-C is heard.
 """
 
-import operator
 import os
 import pathlib
 import queue
 import sys
 import threading
+
+from .._checks import integer_of
 
 
 class _Job:
@@ -155,12 +156,7 @@ class set_num_threads:  # noqa: N801 - a function that is a context manager too
 
     def __init__(self, n):
         global _num_threads
-        try:
-            number = operator.index(n)
-        except TypeError:
-            number = None
-        if number is None or isinstance(n, bool):
-            raise TypeError(f"set_num_threads: n must be an integer, got {n!r}")
+        number = integer_of("set_num_threads", "n", n)
         if number < 1:
             raise ValueError(f"set_num_threads: n must be at least 1, got {n}")
         self._before = _num_threads
