@@ -1,9 +1,10 @@
 """Which kernels a function may need, for those who compile ahead."""
 
+from .._math import NORMS
 from .._vocabulary import COMPUTED, STORED
 
 _FORMULAS = {"add_rms_norm": "rms_norm", "add_layer_norm": "layer_norm", "group_norm": "layer_norm"}
-_NORMS = ("rms_norm", "unit_norm", "layer_norm", "group_norm", "add_rms_norm", "add_layer_norm")
+_NORMS = (*NORMS, "group_norm", "add_rms_norm", "add_layer_norm")
 _SOFTMAX = ("softmax", "log_softmax", "logsumexp")
 FUNCTIONS = (*_NORMS, *_SOFTMAX, "rope", "attention")
 
@@ -45,7 +46,7 @@ def _others(function, stored):
 
 
 def _pieces(norm, stored):
-    if norm == "layer_norm":
+    if NORMS[norm].centred:
         yield "fastnorm._cpu.pieces:guess", stored
     yield "fastnorm._cpu.pieces:measure", norm, stored
     yield "fastnorm._cpu.pieces:join", norm, COMPUTED[stored]
