@@ -75,8 +75,8 @@ def attention_arguments(
     name = "attention"
     others = {"k": k, "v": v, "mask": mask, "alibi_slopes": slopes, "sinks": sinks, "out": out}
     library = library_for(q, name, others, "q")
-    arrays, function = sys.modules[library], function_of(name, library)
-    q, k, v = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("q", q), ("k", k), ("v", v)))
+    arrays, backend, function = sys.modules[library], backend_of(library), function_of(name, library)
+    q, k, v = (as_array(name, n, a, arrays, backend.DTYPES) for n, a in (("q", q), ("k", k), ("v", v)))
     dtype = result_dtype(q.dtype)
     q, k, v = native(q, dtype), native(k, result_dtype(k.dtype)), native(v, result_dtype(v.dtype))
     given = mask, is_causal, q_start, window, kv_lengths, scale, softcap, slopes, sinks, qk_norm, eps, return_lse
@@ -97,7 +97,7 @@ def attention_arguments(
     target, out = landing(out, lambda array: array[None] if one_head else array, arrays)
     lse = arrays.empty(shape[:-1], computed(dtype))
     if library == "numpy" and dtype.itemsize > 2 and dtype not in _small:
-        _small[dtype] = backend_of(library).small_attention
+        _small[dtype] = backend.small_attention
     q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
     return function, q, k, v, options._replace(**apart), target, lse, out, one_head
 
@@ -293,7 +293,7 @@ def merge_arguments(outs, lses):
         "outs[0]",
     )
     arrays, function = sys.modules[library], function_of(name, library)
-    outs = [as_array(name, f"outs[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(outs)]
+    outs = [as_array(name, f"outs[{i}]", a, arrays, backend_of(library).DTYPES) for i, a in enumerate(outs)]
     lses = [as_array(name, f"lses[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(lses)]
     check_parts(outs, lses)
     shape, dtype = outs[0].shape, result_dtype(outs[0].dtype)

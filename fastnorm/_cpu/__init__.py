@@ -6,7 +6,7 @@ from .group_norm import group_norm
 from .merge import merge_attention
 from .norms import layer_norm, rms_norm, small_plan, unit_norm  # noqa: F401
 from .rotary import rope, small_rope  # noqa: F401
-from .softmax import log_softmax, logsumexp, softmax
+from .softmax import log_softmax, logsumexp, small_softmax, softmax  # noqa: F401
 
 __all__ = [
     "add_layer_norm",

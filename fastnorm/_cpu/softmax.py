@@ -23,7 +23,7 @@ class SmallPlan(NamedTuple):
     stored: np.dtype  # as which the kernel takes x and out
 
 
-def small_plan(function, dtype):
+def small_softmax(function, dtype):
     """The plan for all small calls of `softmax` or `log_softmax` with a scale of 1."""
     stored = as_stored(np.empty(0, dtype)).dtype
     what = PROBABILITY if function == "softmax" else LOGARITHM
