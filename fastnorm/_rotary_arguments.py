@@ -9,7 +9,7 @@ import numpy as np
 from ._arguments import as_rows, landing, result_array
 from ._checks import as_array, check_flag, computed, integer_of, library_for, native, result_dtype
 from ._cpu.layout import SMALL
-from ._dispatch import backend_of, function_of
+from ._dispatch import backend_of, describe, function_of
 from ._vocabulary import STORED
 
 _small: dict[np.dtype, np.ufunc] = {}
@@ -41,8 +41,9 @@ def rope_arguments(x, cos, sin, interleaved, out):
     """Arguments of `rope`: the backend's function, x, tables of its leading shape, the pairing, the target, and out."""
     name = "rope"
     library = library_for(x, name, {"cos": cos, "sin": sin, "out": out})
-    arrays, function = sys.modules[library], function_of(name, library)
-    x, cos, sin = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("x", x), ("cos", cos), ("sin", sin)))
+    arrays, backend, function = sys.modules[library], backend_of(library), function_of(name, library)
+    x = as_array(name, "x", x, arrays, backend.DTYPES)
+    cos, sin = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("cos", cos), ("sin", sin)))
     check_tables(x, cos, sin, interleaved)
     x = native(x, result_dtype(x.dtype))
     with np.errstate(all="ignore"):
@@ -52,7 +53,7 @@ def rope_arguments(x, cos, sin, interleaved, out):
     view = functools.partial(as_rows, axes=(x.ndim - 1,))
     target, out = landing(out, view, arrays)
     if library == "numpy" and x.itemsize > 2 and x.dtype not in _small:
-        _small[x.dtype] = backend_of(library).small_rope(x.dtype)
+        _small[x.dtype] = backend.small_rope(x.dtype)
     return function, x, *tables, bool(interleaved), target, out
 
 
@@ -75,7 +76,8 @@ def check_tables(x, cos, sin, interleaved):
 def table_arguments(positions, dim, dtype):
     """Arguments of `rope_tables`: positions in float64, the number of features, the dtype."""
     name = "rope_tables"
-    library_for(positions, name, {}, "positions")
+    if library_for(positions, name, {}, "positions") != "numpy":
+        raise TypeError(f"{name}: positions must be in the CPU's memory, where tables are made, got {describe(positions)}")
     positions = as_array(name, "positions", positions, np, tuple(STORED))
     size = integer_of(name, "dim", dim)
     if not 0 <= size < 1 << 31 or size % 2:

@@ -17,9 +17,10 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
     Parameters
     ----------
     positions : array_like
-        Positions, of any shape: integers, or floats. The tables are of their library (that of a list is NumPy).
+        Positions, of any shape: integers, or floats, of NumPy, or in the CPU's memory and with DLPack. The tables are of their
+        library (that of a list is NumPy).
     dim : int
-        Number of features that are turned, even.
+        Number of features that are turned, even, below 2**31.
     base : float, default: 10000.0
         Of the frequencies; positive. Models call it rope_theta.
     scaling : dict, optional
@@ -44,11 +45,11 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
     Raises
     ------
     TypeError
-        If `positions` is not an array or list of numbers; if `dim` is not an integer, `base` not a number, `scaling` no dict,
-        or `dtype` none of those above.
+        If `positions` is not an array or list of numbers, or lies on a GPU; if `dim` is not an integer, `base` not a number,
+        `scaling` no dict, or `dtype` none of those above.
     ValueError
-        If `dim` is odd or negative, or `base` not positive; if `scaling` has an unknown type, lacks an option of it or has one
-        that is unknown or not positive.
+        If `dim` is odd, negative or too large, or `base` not positive; if `scaling` has an unknown type, lacks an option of it
+        or has one that is unknown or not positive.
 
     See Also
     --------

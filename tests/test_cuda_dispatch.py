@@ -201,6 +201,11 @@ def test_lengths_are_for_the_host(device):
             fastnorm.attention(q, q, q, **{argument: device.array(np.array([1, 2]))})
 
 
+def test_tables_are_made_on_the_host(device):
+    with pytest.raises(TypeError, match=r"^rope_tables: positions must be in the CPU's memory, .* got cupy.ndarray$"):
+        fastnorm.rope_tables(device.array(np.arange(3)), 4)
+
+
 def test_halves_of_a_buffer_do_not_overlap(device, rng):
     x, both = device.array(rng.standard_normal((3, 32)).astype(np.float32)), device.array(np.zeros((3, 64), np.float32))
     _, h = fastnorm.add_rms_norm(x, x, out=both[:, :32], residual_out=both[:, 32:])
