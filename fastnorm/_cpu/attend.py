@@ -114,10 +114,42 @@ def attend(dtype, cached):
         return some
 
     @inlined
+    def weigh(call, block, group, seen, room, state, first_row, present, key):
+        """Scores of some rows' products, and their weights in place of these. Returns the factors of what was summed before.
+
+        The scores stay in `room.biases`, which say what is not allowed.
+        """
+        plan, given, n = call.plan, call.given, call.q.shape[2]
+        found, against, factors = room.steps, shifted(room.steps, KEYS * size), shifted(room.steps, 2 * KEYS * size)
+        for i in range(present):
+            row = first_row + i
+            head = block.head * group + (block.start + row) // n
+            found[i] = scores_of(
+                shifted(room.scores, i * KEYS * size),
+                shifted(room.biases, i * KEYS * size),
+                plan,
+                given,
+                call.slopes[head],
+                lift_at(room.lifts, row),
+                lift_at(room.lifts, row + 2 * layout.BLOCK),
+                seen.first[row] - key,
+                seen.end[row] - key,
+                seen.position[row] - key,
+            )
+        take_step(state, first_row, present, found, room.lifts, against, factors)
+        for i in range(present):
+            row = first_row + i
+            scores, weights = shifted(room.biases, i * KEYS * size), shifted(room.scores, i * KEYS * size)
+            lift, attempt, shrink = lift_at(room.lifts, row), plan[layout.ATTEMPT], given[layout.SHRINK]
+            more = weights_of(scores, against[i], lift, attempt, shrink, weights)
+            state.total[row] = _math.grown(state.total[row], more, factors[i])
+        return factors
+
+    @inlined
     def attend_segment(call, block, group, seen, rows, room, state, segment):
         """All that the rows of a block may see of a segment of keys."""
         q, k, v, plan, given = call.q, call.k, call.v, call.plan, call.given
-        head_size, value_size, n = k.shape[3], v.shape[3], q.shape[2]
+        head_size, value_size = k.shape[3], v.shape[3]
         width = padded(value_size)
         few = q.shape[2] * group <= layout.FEW and plan[layout.NORM] == layout.NO_NORM
         low, high = lowest_and_highest(seen.first, 0, rows)[0], lowest_and_highest(seen.end, 0, rows)[1]
@@ -166,29 +198,7 @@ def attend(dtype, cached):
                     dots(queries, present, key_source, source_stride, count, head_size, room.scores, value_rows, stride)
                 else:
                     products(queries, head_size, room.turned, room.scores)
-                found, against, factors = room.steps, shifted(room.steps, KEYS * size), shifted(room.steps, 2 * KEYS * size)
-                for i in range(present):
-                    row = first_row + i
-                    head = block.head * group + (block.start + row) // n
-                    found[i] = scores_of(
-                        shifted(room.scores, i * KEYS * size),
-                        shifted(room.biases, i * KEYS * size),
-                        plan,
-                        given,
-                        call.slopes[head],
-                        lift_at(room.lifts, row),
-                        lift_at(room.lifts, row + 2 * layout.BLOCK),
-                        seen.first[row] - key,
-                        seen.end[row] - key,
-                        seen.position[row] - key,
-                    )
-                take_step(state, first_row, present, found, room.lifts, against, factors)
-                for i in range(present):
-                    row = first_row + i
-                    scores, weights = shifted(room.biases, i * KEYS * size), shifted(room.scores, i * KEYS * size)
-                    lift, attempt, shrink = lift_at(room.lifts, row), plan[layout.ATTEMPT], given[layout.SHRINK]
-                    more = weights_of(scores, against[i], lift, attempt, shrink, weights)
-                    state.total[row] = _math.grown(state.total[row], more, factors[i])
+                factors = weigh(call, block, group, seen, room, state, first_row, present, key)
                 outputs = shifted(state.outputs, first_row * width * size)
                 if v_in_place and alike:
                     values, value_stride = usable(value_rows, room.values), v.strides[2] // v.itemsize
