@@ -180,5 +180,5 @@ def source(kernel, dtype, threads=MOST_THREADS):
     stored, computed = kind_of(dtype)[:2]
     known = dict.fromkeys(("x", "residual", "out", "kept"), types.CPointer(stored))
     known |= dict.fromkeys(("weight", "bias", "sums", "found"), types.CPointer(computed))
-    known |= {"eps": computed, "lifted_eps": computed}
+    known |= dict.fromkeys(("eps", "lifted_eps", "sign", "scale"), computed)
     return Source(kernel, tuple(known.get(name, types.int64) for name in inspect.signature(kernel).parameters), threads)

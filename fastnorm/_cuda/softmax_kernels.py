@@ -9,7 +9,8 @@ from numba.cuda import types
 from .. import _math
 from .._vocabulary import EXPONENTIALS, maximum, minimum, select
 from .block import ALL, WARP, barrier, inlined, leave_for_block, put, shifted, sum_block, sum_warp
-from .launch import MOST_THREADS, SHORT_ROWS, Source
+from .launch import SHORT_ROWS
+from .rows import source
 from .tiles import kind_of, layout, moves
 
 
@@ -160,11 +161,3 @@ def short_rows(what, dtype, aligned, whole):
             run(shifted(x, row * x_stride), shifted(out, row * out_stride), sign, scale, n)
 
     return source(kernel, dtype, WARP * SHORT_ROWS)
-
-
-def source(kernel, dtype, threads=MOST_THREADS):
-    """A kernel with the types of its arguments."""
-    stored, computed = kind_of(dtype)[:2]
-    pointer, integer = types.CPointer(stored), types.int64
-    given = (pointer, integer, pointer, integer, computed, computed, integer, integer)
-    return Source(kernel, given[: kernel.__code__.co_argcount], threads)
