@@ -28,13 +28,13 @@ import numpy as np
 
 IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
-_lock = threading.RLock()
+compiling = threading.RLock()  # held while kernels, or what makes them, come to be; forks wait for it
 _kernels: dict[tuple, "Kernel"] = {}
 
 
 def _hold():
     """Let no fork happen while a thread compiles, here or in numba: the child would have its locks, and not the thread."""
-    _lock.acquire()
+    compiling.acquire()
     numbas = sys.modules.get("numba.core.compiler_lock")
     _held.append(getattr(numbas, "global_compiler_lock", None))
     if _held[-1] is not None:
@@ -45,11 +45,10 @@ def _release():
     numbas = _held.pop()
     if numbas is not None:
         numbas.release()
-    _lock.release()
+    compiling.release()
 
 
 _held: list[Any] = []
-compiling = _lock  # held while kernels, or what makes them, come to be; forks wait for it
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
 
@@ -168,7 +167,7 @@ def kernel(maker, *parameters):
     name = (maker, *parameters)
     found = _kernels.get(name)
     if found is None:
-        with _lock:
+        with compiling:
             found = _kernels.get(name)
             if found is None:
                 found = _kernels[name] = _load(name) or _compile(name)
@@ -187,7 +186,7 @@ def _compile(name):
     code, library = _numba.compiled("_".join((function, *map(str, parameters))), source)
     folder = cache_folder()
     if folder.usable and _signature() == _IMPORTED:  # else it may have been compiled of a source that was edited meanwhile
-        _write(folder.path / _file_name(name), code, _numba.binaries(library))
+        write(folder.path / file_name(name), code, _numba.binaries(library))
     return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
 
 
@@ -214,18 +213,18 @@ def _load(name):
     try:
         from . import _numba
 
-        code, binaries = _read(folder.path / _file_name(name))
+        code, binaries = read(folder.path / file_name(name))
         library = _numba.loaded(code, binaries)
         return Kernel(code, library.get_pointer_to_function(code["entry"]), library)
     except Exception:  # not there, not whole, or not to be understood: compile
         return None
 
 
-def _file_name(name):
+def file_name(name):
     return "-".join(map(str, name)).replace(":", "-") + ".kernel"
 
 
-def _write(path, code, binaries):
+def write(path, code, binaries):
     """Write to a temporary name, then rename: a reader sees all of it or none, whoever is killed meanwhile."""
     header = dict(code, sizes=[len(b) for b in binaries])
     content = b"\n".join([json.dumps(header).encode(), b"".join(binaries)])
@@ -242,7 +241,7 @@ def _write(path, code, binaries):
         pass  # a full disk costs the next process a compilation, and this one nothing
 
 
-def _read(path):
+def read(path):
     """Header and machine code of a cache file; ValueError if it is not exactly what was written."""
     digest, _, content = path.read_bytes().partition(b"\n")
     if hashlib.sha256(content).hexdigest().encode() != digest:

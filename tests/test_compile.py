@@ -77,7 +77,7 @@ def test_files_that_make_no_sense(folder, damage):
     """Whole, but not what a kernel is: whoever wrote it, it costs a compilation and nothing else."""
     doubled()
     file = cached(folder)
-    code, (binary, bitcode) = _compile._read(file)
+    code, (binary, bitcode) = _compile.read(file)
     if damage == "no sizes":
         content = b"{}\n" + binary
     elif damage == "list":

@@ -89,16 +89,16 @@ def program(name, capability):
     if ptx is not None:
         return ptx
     folder = _compile.cache_folder(_versions)
-    path = folder.usable and folder.path / _compile._file_name((*name, f"sm_{capability}"))
+    path = folder.usable and folder.path / _compile.file_name((*name, f"sm_{capability}"))
     if path:
         try:
-            _, (ptx, _) = _compile._read(path)
+            _, (ptx, _) = _compile.read(path)
             return ptx
         except (OSError, ValueError):  # not there, or not whole: compile
             pass
     ptx = compile_ptx(name, capability)
     if path:
-        _compile._write(path, {"name": entry_of(name)}, (ptx,))
+        _compile.write(path, {"name": entry_of(name)}, (ptx,))
     return ptx
 
 
