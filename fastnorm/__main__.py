@@ -113,11 +113,12 @@ def _write_ptx(options):
     except ImportError as error:
         print(f"fastnorm warm: --ptx needs CuPy and numba-cuda, which the extra cuda13 brings: {error}", file=sys.stderr)
         return 1
+    from ._vocabulary import STORED
     from .warming import names_among
 
     try:
         functions = names_among("functions", options.functions or FUNCTIONS, FUNCTIONS)
-        dtypes = names_among("dtypes", options.dtypes.split(","), ("float16", "bfloat16", "float32", "float64"))
+        dtypes = names_among("dtypes", options.dtypes.split(","), tuple(STORED))
         capabilities = [str(int(number)) for number in options.capabilities.split(",")]
     except ValueError as error:
         print(f"fastnorm warm: {error}", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""The norm of a sum in two passes, for what no backend has a kernel of its own: other dtypes together, other layouts."""
+"""The norm of a sum in two passes, for what no backend has a kernel of its own: other dtypes together, other layouts.
+
+And `for_rounding`, which it rests on: how a wide result becomes one of 16 bits by a single rounding.
+"""
 
 import numpy as np
 

@@ -11,6 +11,9 @@ one CPU number      CPU kernels, once a block or row         `_cpu/simd.py`
 one GPU number      CUDA kernels                             `_cuda/block.py`
 ==================  =======================================  =========================
 
+Beside the words stand what formulas are given, the constants of a dtype (`RANGES`, `EXPONENTIALS`), and the names of the dtypes
+that kernels can be made for (`STORED`, `COMPUTED`).
+
 Nothing here imports numba. To add a word: a function here, and its bodies in the two files named above;
 `tests/test_vocabulary.py` holds the bodies against each other.
 """
