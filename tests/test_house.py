@@ -33,9 +33,22 @@ def test_no_file_is_too_long(source):
         assert len(file.read_text().splitlines()) <= 420, file
 
 
-def test_public_functions_never_loop(source):
-    tree = ast.parse((source / "norms.py").read_text())
+@pytest.mark.parametrize("file", ["norms.py", "residual.py", "softmax.py", "attention.py"])
+def test_public_functions_never_loop(source, file):
+    tree = ast.parse((source / file).read_text())
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.comprehension)]
+
+
+@pytest.mark.parametrize("backend", ["_cpu", "_cuda"])
+def test_backends_never_validate(source, backend):
+    """They know nothing of checks and arguments: what reaches them is prepared. But that `set_num_threads` is at home there."""
+    for file in (source / backend).rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 2}
+        allowed = {None, "_attention_options", "_compile", "_math", "_two_passes", "_vocabulary", "consistency"}
+        allowed |= {"_cpu.layout", "_cpu.attention_layout"} if backend == "_cuda" else set()
+        allowed |= {"_checks"} if file.name == "threads.py" else set()
+        assert imported <= allowed, (file.name, imported - allowed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
