@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 KEYS = 64  # of a tile: the lanes of a register
 SEGMENT = 1024  # keys, in whole tiles: segments are joined in order, by one thread or after several
-BLOCK = (
-    192  # rows of queries that share a reading of the keys: turning a tile of keys over is then shared by 32 tiles of scores
-)
+BLOCK = 192  # rows of queries that share a reading of the keys, which are then turned over once for 32 tiles of scores
 FEW = 6  # rows up to which keys are read where they are: turning them over would cost more than the products
 
 # What is done with a task: all segments one after the other; one of them, kept as a part; or the parts joined.

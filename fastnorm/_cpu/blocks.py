@@ -19,8 +19,6 @@ from .memory import stack_like
 from .simd import LANES, as_number, either, first_lanes, inlined, splat, sum_lanes
 from .sources import gathered, memory_of, moved, read, read_first, read_one, times
 
-DEPTH = 64  # of a tree: enough for any row that fits into memory
-
 
 # ------------------------------------------------------------------------------ about zero (no shift), or about a shift
 class Sums(NamedTuple):

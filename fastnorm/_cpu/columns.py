@@ -9,7 +9,7 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES, select
 from .apply import one_of, parameter
-from .blocks import DEPTH, about
+from .blocks import about
 from .column_sums import (
     block_of,
     join_sums,
@@ -26,7 +26,7 @@ from .column_sums import (
     sum_chain,
 )
 from .edges import to_line
-from .layout import BLOCK, CHAIN_LEVELS, FEW, SLAB, result_rows
+from .layout import BLOCK, CHAIN_LEVELS, DEPTH, FEW, SLAB, result_rows
 from .memory import (
     fence,
     itemsize,

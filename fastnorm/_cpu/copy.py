@@ -5,8 +5,8 @@ A norm reads its input and writes its output once, as a copy does; what it compu
 
 from .. import _compile
 from .._compile import Source
+from .edges import to_line
 from .memory import fence, load, load_first, pointer_to, store, store_first, stream
-from .rows import to_line
 from .simd import LANES, inlined
 from .threads import get_num_threads, share
 

@@ -1,7 +1,7 @@
 """Results of attention, from the states of rows of queries."""
 
 from .. import _math
-from .._vocabulary import EXPONENTIALS, select
+from .._vocabulary import EXPONENTIALS, fma, select
 from . import attention_layout as layout
 from .attention_layout import padded
 from .memory import load, pointer_to, put, shifted, store, store_first
@@ -27,7 +27,7 @@ def finishing(computed):
         """True if a mean of values is no number, or the sum of weights is none."""
         zeros = splat(numbers.zero)
         for j in range(0, width, LANES):
-            zeros = _math.fma(load(outputs, j) * inverse, numbers.zero, zeros)
+            zeros = fma(load(outputs, j) * inverse, numbers.zero, zeros)
         return any_lane(zeros != zeros) or total != total
 
     @inlined

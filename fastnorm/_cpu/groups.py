@@ -8,8 +8,8 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
 from .apply import Channels, Parameter, apply_each, apply_span
-from .blocks import DEPTH, block_statistics, climb, exact_if_few, guess_shift, no_statistics, root
-from .layout import BLOCK
+from .blocks import block_statistics, climb, exact_if_few, guess_shift, no_statistics, root
+from .layout import BLOCK, DEPTH
 from .memory import fence, get, load_first, pointer_to, put, shifted, stack_like, stack_of, store_first
 from .rows import schedule
 from .simd import LANES, inlined
@@ -101,7 +101,7 @@ def summarise_gathered(gather, join, tree, x, shift, room, lifted_eps, bounds):
 
 
 @inlined
-def describe(gather, join, tree, x, room, lifted_eps, bounds):
+def measure_group(gather, join, tree, x, room, lifted_eps, bounds):
     """The statistics of a group and its shift, as `blocks` finds those of a row."""
     few = x.size if x.size < LANES else LANES
     gather(x, 0, few, room)
@@ -128,7 +128,7 @@ def scattered(norm, dtype):
         before, channels, after = x.shape
         if x.size > 0:
             tree, room = stack_of(nothing, DEPTH), stack_like(pointer_to(x), BLOCK)
-            row, shift = describe(gather_elements, join, tree, x, room, eps[1], bounds)
+            row, shift = measure_group(gather_elements, join, tree, x, room, eps[1], bounds)
             factors = settle(row, shift, eps[0], eps[1], bounds)
             for a in range(before):
                 for c in range(channels):
@@ -163,7 +163,7 @@ def channels_last(norm, dtype):
         pixels, channels = x.shape
         if x.size > 0:
             tree, room = stack_of(nothing, DEPTH), stack_like(pointer_to(x), BLOCK)
-            row, shift = describe(gather_runs, join, tree, x, room, eps[1], bounds)
+            row, shift = measure_group(gather_runs, join, tree, x, room, eps[1], bounds)
             factors = settle(row, shift, eps[0], eps[1], bounds)
             w, b = Parameter(pointer_to(weight), 1), Parameter(pointer_to(bias), 1)
             for a in range(pixels):

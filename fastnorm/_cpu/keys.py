@@ -3,7 +3,8 @@
 from .. import _math
 from .._vocabulary import RANGES, fma
 from .attention_layout import KEYS, NO_NORM, RMS, padded
-from .blocks import DEPTH, no_statistics, summarise
+from .blocks import no_statistics, summarise
+from .layout import DEPTH
 from .memory import get, itemsize, load, load_first, put, shifted, stack_of, store
 from .simd import LANES, any_lane, converted, inlined, splat
 from .tile import TURNED, turn_over

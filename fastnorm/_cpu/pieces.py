@@ -4,8 +4,9 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
 from .apply import all_light, apply_each, apply_span, parameter
-from .blocks import DEPTH, about, climb, guess_shift, no_statistics, root, summarise
+from .blocks import about, climb, guess_shift, no_statistics, root, summarise
 from .edges import to_line
+from .layout import DEPTH
 from .memory import fence, itemsize, pointer_to, stack_of
 from .rows import signature
 from .simd import LANES, inlined

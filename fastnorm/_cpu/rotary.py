@@ -4,11 +4,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .._compile import kernel
-from .layout import merged
+from .layout import HEADS, merged
 from .norms import PARALLEL, PLAIN, TASK, as_stored, streaming_of
 from .threads import get_num_threads, share
-
-PLANES = 2  # heads of a task: a multiple, since the kernel takes two at a time
 
 
 def rope(x, cosine, sine, interleaved, out):
@@ -43,4 +41,4 @@ def _rotate(x, cosine, sine, flags, out):
     run = kernel("fastnorm._cpu.rotate:rotate", x.dtype.name).over("p", *views[:3], flags, views[3])
     step = min(max(PARALLEL, x.size // (8 * get_num_threads())), TASK)
     step = max(1, step // (shape[1] * x.shape[-1]))
-    share(run, shape[0], -(-step // PLANES) * PLANES)
+    share(run, shape[0], -(-step // HEADS) * HEADS)  # the kernel takes so many at a time

@@ -7,12 +7,12 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED
 from .apply import write
+from .edges import LINE
+from .layout import HEADS
 from .memory import address, fence, get, itemsize, load, load_first, pointer_to, put, shifted, store_first
 from .simd import LANES, inlined
 
 INTERLEAVED, STREAMING = range(2)  # in `flags`
-LINE = 64  # bytes
-PLANES = 2  # heads that share the reading of a row of the tables: with one, 0.40 of copy instead of 0.56 (one thread)
 
 
 def _picked(first, step):
@@ -95,9 +95,9 @@ def rotate(dtype):
         in_place = address(pointer_to(x)) == address(pointer_to(out)) and x.strides == out.strides
         lines = (address(pointer_to(out)) | out.strides[0] | out.strides[1] | n * out.itemsize) % LINE == 0
         streaming = flags[STREAMING] != 0 and lines
-        for start in range(0, planes, PLANES):
+        for start in range(0, planes, HEADS):
             for i in range(rows):
-                for p in range(start, min(start + PLANES, planes)):
+                for p in range(start, min(start + HEADS, planes)):
                     source = shifted(pointer_to(x), p * x.strides[0] + i * x.strides[1])
                     target = shifted(pointer_to(out), p * out.strides[0] + i * out.strides[1])
                     c = shifted(pointer_to(cosine), p * cosine.strides[0] + i * cosine.strides[1])

@@ -10,7 +10,6 @@ from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
 from .apply import all_light, apply_each, apply_span, lanes_of, moved_parameter, parameter, write
 from .blocks import (
-    DEPTH,
     add_lanes,
     block_statistics,
     climb,
@@ -23,7 +22,7 @@ from .blocks import (
     summed,
 )
 from .edges import EDGE, flush, stream_begin, stream_end, to_line
-from .layout import BLOCK
+from .layout import BLOCK, DEPTH
 from .memory import fence, itemsize, pointer_to, shifted, stack_like, stack_of
 from .simd import LANES, inlined
 from .sources import (

@@ -8,7 +8,8 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
 from .apply import all_light, apply_each, apply_span, parameter
-from .blocks import DEPTH, guess_shift, no_shift, no_statistics, on_centre, summarise
+from .blocks import guess_shift, no_shift, no_statistics, on_centre, summarise
+from .layout import DEPTH
 from .memory import pointer_to, shifted, stack_of
 from .rows import signature
 from .simd import LANES, inlined

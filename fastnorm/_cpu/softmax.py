@@ -7,7 +7,7 @@ import numpy as np
 from .._compile import Scratch, kernel
 from .._math import add_totals
 from .._vocabulary import COMPUTED, finite_in
-from .layout import KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, TREE, planes, row_count, slab_width, tasks
+from .layout import DEPTH, KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, planes, row_count, slab_width, tasks
 from .norms import ENDLESS, LONG, PLAIN, TASK, as_stored, step_of, streaming_of
 from .threads import get_num_threads, share
 
@@ -136,7 +136,7 @@ def _by_columns(view, given, flags):
     n_planes, n, n_columns = x.shape
     width = min(slab_width(n, n_columns, x.itemsize), 512)  # with 64 chains each, columns take much room
     flags = np.array([*flags, 0, width], np.int64)
-    room = Scratch((3 + TREE + LANES) * width, given.dtype)
+    room = Scratch((3 + DEPTH + LANES) * width, given.dtype)
     run = kernel("fastnorm._cpu.softmax_kernels:columns", x.dtype.name)
     if n_planes >= get_num_threads():
         share(run.over(None, x, given, flags, room, out), n_planes, max(1, TASK // (n * n_columns)))

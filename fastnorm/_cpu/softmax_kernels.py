@@ -10,8 +10,9 @@ from .._compile import Source
 from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, maximum, minimum, select
 from .apply import write
 from .blocks import climb, root
+from .column_sums import load_columns
 from .edges import to_line
-from .layout import BLOCK, KEPT, LARGEST, LOGARITHM, SUM, TREE
+from .layout import BLOCK, DEPTH, KEPT, LARGEST, LOGARITHM, SUM
 from .memory import (
     fence,
     get,
@@ -66,7 +67,7 @@ def working(computed):
     @inlined
     def sum_of(x, stride, n, how, following, ask, kept):
         """The sum of the exponentials of a row, which are kept if there is room."""
-        block, tree = stack_like(x, BLOCK), stack_of(zero, TREE)
+        block, tree = stack_like(x, BLOCK), stack_of(zero, DEPTH)
         top = 0
         for start in range(0, n, BLOCK):
             count = min(BLOCK, n - start)
@@ -211,12 +212,6 @@ def columns(dtype):
     compared, _, _, result, _, _ = working(computed)
 
     @inlined
-    def lanes_at(x, column, columns):
-        if column + LANES <= columns:
-            return load(x, column)
-        return load_first(x, column, columns - column)
-
-    @inlined
     def compare_columns(x, stride, n, columns, given, hows, width):
         """How each column is compared, in three rows of `hows`."""
         largest, smallest = hows, shifted(hows, width * size)
@@ -225,7 +220,7 @@ def columns(dtype):
             store(smallest, column, splat(numbers.zero - numbers.nothing))
         for _ in range(n):
             for column in range(0, columns, LANES):
-                some = lanes_at(x, column, columns) * given[SIGN]
+                some = load_columns(x, column, columns) * given[SIGN]
                 store(largest, column, maximum(some, load(largest, column)))
                 store(smallest, column, minimum(some, load(smallest, column)))
             x = shifted(x, stride)
@@ -250,7 +245,7 @@ def columns(dtype):
             for j in range(count):
                 row = shifted(chains, (j % LANES) * width * size)
                 for column in range(0, columns, LANES):
-                    values = lanes_at(x, column, columns)
+                    values = load_columns(x, column, columns)
                     more = _math.exponential(_math.scaled_difference(values, how_at(hows, column, width)), numbers)
                     store(row, column, load(row, column) + more)
                 x = shifted(x, stride)
@@ -282,7 +277,7 @@ def columns(dtype):
     def slab(x, stride, n, columns, given, flags, scratch, width, out, out_stride):
         """Columns few enough that what is kept of each fits `scratch`."""
         hows, tree = scratch, shifted(scratch, 3 * width * size)
-        chains = shifted(tree, TREE * width * size)
+        chains = shifted(tree, DEPTH * width * size)
         streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
         compare_columns(x, stride, n, columns, given, hows, width)
         sums_of_columns(x, stride, n, columns, hows, chains, tree, width)

@@ -1,7 +1,6 @@
 """Weighted sums of values."""
 
-from .. import _math
-from .._vocabulary import EXPONENTIALS
+from .._vocabulary import EXPONENTIALS, fma
 from .attention_layout import KEYS
 from .memory import load, prefetch, shifted, store
 from .simd import LANES, inlined, splat
@@ -55,7 +54,7 @@ def summing(computed):
                 total = load(outputs, i * width + column) * factors[i]
                 for key in range(first, end):
                     if biased_scores[i * KEYS + key] != numbers.nothing:
-                        total = _math.fma(splat(scores[i * KEYS + key]), load(values, key * width + column), total)
+                        total = fma(splat(scores[i * KEYS + key]), load(values, key * width + column), total)
                 store(outputs, i * width + column, total)
 
     return add_values, add_allowed_values
