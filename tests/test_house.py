@@ -23,6 +23,17 @@ def test_formulas_have_no_loop_no_branch_no_literal(source, file):
             assert node.module in {"typing", "_vocabulary"}, ast.unparse(node)
 
 
+@pytest.mark.parametrize("name", [name for name, norm in _math.NORMS.items() if not norm.biased])
+def test_formulas_of_a_norm_without_a_bias_do_not_look_at_one(name):
+    """What stands in the place of a bias that a norm does not take is anything: on a CPU its weight, on a GPU 0."""
+    norm, bounds = _math.NORMS[name], _vocabulary.RANGES["float32"]
+    one, zero, nan = bounds.one, bounds.zero, np.float32(np.nan)
+    for common in (True, False):
+        factors = _math.CentredFactors(one, one, common, zero, zero, one) if norm.centred else _math.Factors(one, one, common)
+        assert norm.apply_common(one, factors, one, nan) == one
+        assert norm.apply_any(one, factors, one, nan, bounds) == one
+
+
 def test_every_formula_is_registered():
     functions = [f for _, f in inspect.getmembers(_math, inspect.isfunction) if f.__module__.startswith(_math.__name__)]
     assert set(functions) == set(_math.FORMULAS)

@@ -165,9 +165,11 @@ def _numpy(job):
     function, axis, n_groups, dtype = job.case.function, job.case.axis, job.case.groups, job.x.dtype
     shape = [-1 if a == axis % job.x.ndim else 1 for a in range(job.x.ndim)]
     weights = [w.reshape(shape) for w in job.weights]
-    formula = _FORMULAS[function.removeprefix("add_")]
+    formula = _FORMULAS.get(function.removeprefix("add_"))
     if n_groups:
         formula = functools.partial(_numpy_group_norm, n_groups=n_groups)
+    elif formula is None:
+        raise Absent("has no formula for it here")
 
     def run():
         h = job.x + job.residual if len(job.inputs) == 2 else job.x
@@ -202,7 +204,7 @@ def _numpy_group_norm(x, weight, bias, axis, n_groups):
     return (centred / np.sqrt(variance + x.dtype.type(EPS["group_norm"]))).reshape(x.shape) * weight + bias
 
 
-_FORMULAS = {"rms_norm": _numpy_rms_norm, "layer_norm": _numpy_layer_norm, "unit_norm": _numpy_unit_norm, "group_norm": None}
+_FORMULAS = {"rms_norm": _numpy_rms_norm, "layer_norm": _numpy_layer_norm, "unit_norm": _numpy_unit_norm}
 
 
 def _last_axis_only(job):

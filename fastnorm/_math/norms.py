@@ -279,7 +279,7 @@ class Norm(NamedTuple):
     apply_common: Any
     apply_any: Any
     centred: bool  # by Moments, hence with a shift
-    biased: bool  # takes a bias
+    biased: bool  # takes a bias; if not, formulas must not look at the one they are given: on a CPU the weight stands there
     wary: bool  # heavy weights are not for `apply_common`
 
 
