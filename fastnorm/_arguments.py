@@ -26,7 +26,7 @@ from ._checks import (
     result_dtype,
 )
 from ._cpu.layout import SMALL
-from ._dispatch import backend_of
+from ._dispatch import backend_with
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _ndarray, _empty_like, _may_share = np.ndarray, np.empty_like, np.may_share_memory
@@ -188,7 +188,7 @@ def _norm_arguments(function, x, parameters, eps, axis, weight_offset, out):
     global _cpu
     library = library_for(x, function, {**named(parameters), "out": out})
     arrays = sys.modules[library]  # numpy or cupy: what is used of them here has the same names in both
-    backend = backend_of(library)
+    backend = backend_with(function, library)
     if library == "numpy":
         _cpu = backend
 
@@ -210,7 +210,7 @@ def add_arguments(function, x, residual, parameters, eps, axis, weight_offset, o
     """Arguments of the norm of a sum, prepared: as `norm_arguments`, with residual, target and out for what is kept, too."""
     outs = {"out": out, "residual_out": residual_out}
     library = library_for(x, function, {"residual": residual, **named(parameters), **outs})
-    arrays, backend = sys.modules[library], backend_of(library)
+    arrays, backend = sys.modules[library], backend_with(function, library)
     x = as_array(function, "x", x, arrays, backend.DTYPES)
     residual = as_array(function, "residual", residual, arrays, backend.DTYPES)
     axes = axes_of(function, axis, x, tuples=False)
@@ -266,7 +266,7 @@ def group_arguments(function, x, num_groups, parameters, eps, axis, out):
     They are (batch, groups, before, channels, after): the axes of x before the channels and after them are one each.
     """
     library = library_for(x, function, {**named(parameters), "out": out})
-    arrays, backend = sys.modules[library], backend_of(library)
+    arrays, backend = sys.modules[library], backend_with(function, library)
     x = as_array(function, "x", x, arrays, backend.DTYPES)
     dtype = result_dtype(x.dtype)
     (axis,) = axes_of(function, axis, x, tuples=False)

@@ -21,7 +21,7 @@ from ._checks import (
     number_of,
     result_dtype,
 )
-from ._dispatch import backend_of, describe, function_of, library_of
+from ._dispatch import backend_with, describe, library_of
 from ._vocabulary import STORED, name_of
 from .consistency import attention_scale
 
@@ -75,7 +75,7 @@ def attention_arguments(
     name = "attention"
     others = {"k": k, "v": v, "mask": mask, "alibi_slopes": slopes, "sinks": sinks, "out": out}
     library = library_for(q, name, others, "q")
-    arrays, backend, function = sys.modules[library], backend_of(library), function_of(name, library)
+    arrays, backend = sys.modules[library], backend_with(name, library)
     q, k, v = (as_array(name, n, a, arrays, backend.DTYPES) for n, a in (("q", q), ("k", k), ("v", v)))
     dtype = result_dtype(q.dtype)
     q, k, v = native(q, dtype), native(k, result_dtype(k.dtype)), native(v, result_dtype(v.dtype))
@@ -99,7 +99,7 @@ def attention_arguments(
     if library == "numpy" and dtype.itemsize > 2 and dtype not in _small:
         _small[dtype] = backend.small_attention
     q, k, v = (one if one.shape[:-3] == batch else arrays.broadcast_to(one, (*batch, *one.shape[-3:])) for one in (q, k, v))
-    return function, q, k, v, options._replace(**apart), target, lse, out, one_head
+    return backend.attention, q, k, v, options._replace(**apart), target, lse, out, one_head
 
 
 def asked(
@@ -292,14 +292,14 @@ def merge_arguments(outs, lses):
         {f"{what}[{i}]": a for what, many in (("outs", outs), ("lses", lses)) for i, a in enumerate(many)},
         "outs[0]",
     )
-    arrays, function = sys.modules[library], function_of(name, library)
-    outs = [as_array(name, f"outs[{i}]", a, arrays, backend_of(library).DTYPES) for i, a in enumerate(outs)]
+    arrays, backend = sys.modules[library], backend_with(name, library)
+    outs = [as_array(name, f"outs[{i}]", a, arrays, backend.DTYPES) for i, a in enumerate(outs)]
     lses = [as_array(name, f"lses[{i}]", a, arrays, tuple(STORED)) for i, a in enumerate(lses)]
     check_parts(outs, lses)
     shape, dtype = outs[0].shape, result_dtype(outs[0].dtype)
     with np.errstate(all="ignore"):
         outs, lses = ([native(one, computed(dtype)) for one in many] for many in (outs, lses))
-    return function, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
+    return backend.merge_attention, outs, lses, arrays.empty(shape, dtype), arrays.empty(shape[:-1], computed(dtype))
 
 
 def check_parts(outs, lses):

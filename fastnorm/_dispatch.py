@@ -81,7 +81,8 @@ def adapter_of(x):
 
 def _planned(function, variables):
     """The graph of a call with Dask arrays: the function of this name in `_dask` makes it."""
-    return function_of(function.__name__, "dask")(**arguments_of(function, variables))
+    name = function.__name__
+    return getattr(backend_with(name, "dask"), name)(**arguments_of(function, variables))
 
 
 def arguments_of(function, variables):
@@ -100,12 +101,14 @@ def backend_of(library):
     return backend
 
 
-def function_of(name, library):
-    """A function of the backend for a library; TypeError if that has none of this name yet."""
+def backend_with(function, library):
+    """The backend's package; TypeError if it has no function of this name yet."""
     backend = backend_of(library)
-    if name not in backend.__all__:
-        raise TypeError(f"{name}: the arrays must be NumPy arrays, got {library} arrays, which this function does not take yet")
-    return getattr(backend, name)
+    if function not in backend.__all__:
+        raise TypeError(
+            f"{function}: the arrays must be NumPy arrays, got {library} arrays, which this function does not take yet"
+        )
+    return backend
 
 
 def describe(value):

@@ -9,7 +9,7 @@ import numpy as np
 from ._arguments import as_rows, landing, result_array
 from ._checks import as_array, check_flag, computed, integer_of, library_for, native, result_dtype
 from ._cpu.layout import SMALL
-from ._dispatch import backend_of, describe, function_of
+from ._dispatch import backend_with, describe
 from ._vocabulary import STORED
 
 _small: dict[np.dtype, np.ufunc] = {}
@@ -41,7 +41,7 @@ def rope_arguments(x, cos, sin, interleaved, out):
     """Arguments of `rope`: the backend's function, x, tables of its leading shape, the pairing, the target, and out."""
     name = "rope"
     library = library_for(x, name, {"cos": cos, "sin": sin, "out": out})
-    arrays, backend, function = sys.modules[library], backend_of(library), function_of(name, library)
+    arrays, backend = sys.modules[library], backend_with(name, library)
     x = as_array(name, "x", x, arrays, backend.DTYPES)
     cos, sin = (as_array(name, n, a, arrays, tuple(STORED)) for n, a in (("cos", cos), ("sin", sin)))
     check_tables(x, cos, sin, interleaved)
@@ -54,7 +54,7 @@ def rope_arguments(x, cos, sin, interleaved, out):
     target, out = landing(out, view, arrays)
     if library == "numpy" and x.itemsize > 2 and x.dtype not in _small:
         _small[x.dtype] = backend.small_rope(x.dtype)
-    return function, x, *tables, bool(interleaved), target, out
+    return backend.rope, x, *tables, bool(interleaved), target, out
 
 
 def check_tables(x, cos, sin, interleaved):

@@ -8,7 +8,7 @@ import numpy as np
 from ._arguments import as_rows, landing, result_array
 from ._checks import as_array, axes_of, check_flag, library_for, native, number_of, result_dtype
 from ._cpu.layout import KEPT, SMALL
-from ._dispatch import backend_of, function_of
+from ._dispatch import backend_with
 
 ONE = 1.0  # the default scale; one object, so that `is` tells it from a caller's
 _LAST = -1
@@ -43,27 +43,27 @@ def _remember(name, x, backend):
 
 def softmax_arguments(name, x, axis, scale, out):
     """Arguments of `softmax` and `log_softmax`: the backend's function, x and target with the axis last, scale, and out."""
-    x, axis, arrays, backend, function = _prepared(name, x, axis, out)
+    x, axis, arrays, backend = _prepared(name, x, axis, out)
     scale = number_of(name, "scale", scale)
     if arrays is np:
         _remember(name, x, backend)
     x, _, out = result_array(name, x, [], out, x, arrays)
     view = functools.partial(as_rows, axes=(axis,))
     target, out = landing(out, view, arrays)
-    return function, view(x), scale, target, out
+    return getattr(backend, name), view(x), scale, target, out
 
 
 def logsumexp_arguments(name, x, axis, keepdims):
     """Arguments of `logsumexp`: the backend's function, x with the axis last, the target without it, and that axis."""
     check_flag(name, "keepdims", keepdims)
-    x, axis, arrays, _, function = _prepared(name, x, axis, None)
+    x, axis, arrays, backend = _prepared(name, x, axis, None)
     x = as_rows(x, (axis,))
-    return function, x, arrays.empty(x.shape[:-1], x.dtype), axis
+    return getattr(backend, name), x, arrays.empty(x.shape[:-1], x.dtype), axis
 
 
 def _prepared(name, x, axis, out):
     library = library_for(x, name, {"out": out})
-    arrays, backend, function = sys.modules[library], backend_of(library), function_of(name, library)
+    arrays, backend = sys.modules[library], backend_with(name, library)
     x = as_array(name, "x", x, arrays, backend.DTYPES)
     (axis,) = axes_of(name, axis, x, tuples=False)
-    return native(x, result_dtype(x.dtype)), axis, arrays, backend, function
+    return native(x, result_dtype(x.dtype)), axis, arrays, backend
