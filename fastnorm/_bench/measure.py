@@ -77,8 +77,6 @@ def met(target, reached):
 # ----------------------------------------------------------------------------------------------------- the measuring
 def measure(case, size, threads, peers=tuple(PEERS), advance=lambda share: None):
     """Check and time everybody on a `Case`; `advance` is told the share of the work that is done."""
-    if not hasattr(fastnorm, case.function):
-        return Result(case, {}, {}, skipped=f"fastnorm has no {case.function}")
     try:
         job = prepare(case, threads)
     except Absent as reason:
