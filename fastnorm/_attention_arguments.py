@@ -27,6 +27,7 @@ from .consistency import attention_scale
 
 _FAR = 1 << 60  # positions are kept within this, so that sums of them fit
 _EPS = {"rms": 1e-6, "unit": 0.0, None: 0.0}  # the defaults of rms_norm and unit_norm
+_ARRAYS = ("mask", "slopes", "sinks")  # of the options: those that `out` may overlap
 
 _small: dict[np.dtype, Callable] = {}
 
@@ -132,9 +133,6 @@ def asked(
         eps_of(name, _EPS[qk_norm] if eps is None else eps, kind),
     )
     return q, k, v, options, one_head
-
-
-_ARRAYS = ("mask", "slopes", "sinks")
 
 
 def _heads(name, q, k, v):
