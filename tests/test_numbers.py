@@ -286,12 +286,16 @@ def test_zero_rows(axis):
 
 @pytest.mark.parametrize("n", [4, 64, 700])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_nan_and_inf(rng, n, axis):
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e9, 1e38])
+@pytest.mark.parametrize("weight", [None, 1e30])
+@pytest.mark.parametrize("norm", [fastnorm.rms_norm, fastnorm.unit_norm])
+def test_nan_and_inf(rng, norm, n, axis, size, weight):
     """NaN spoils its own row; inf follows the formula: finite / inf is 0, inf / inf is NaN."""
-    x = rng.standard_normal((6, n)).astype(np.float32)
-    clean = fastnorm.rms_norm(x)
+    x = (rng.uniform(-1, 1, (6, n)) * size).astype(np.float32)
+    weight = None if weight is None else np.full(n, weight, np.float32)
+    clean = norm(x, weight)
     x[1, n // 2], x[3, 0], x[4, n - 1] = np.nan, np.inf, -np.inf
-    y = fastnorm.rms_norm(x if axis else x.T.copy(), axis=axis)
+    y = norm(x if axis else x.T.copy(), weight, axis=axis)
     y = y if axis else y.T
     assert np.isnan(y[1]).all()
     for row, place in ((3, 0), (4, n - 1)):

@@ -252,7 +252,8 @@ def apply_any(x, row, weight, bias, bounds):
     tiny = select(
         magnitude(lifted) < bounds.small, first * (weight * bounds.unlift) * row.inverse, lifted * weight * bounds.unlift
     )
-    rescued = select(magnitude(y) < bounds.small, tiny, exact * weight)
+    underflows = (magnitude(y) < bounds.small) & (row.inverse > bounds.zero)  # an infinity in the row leaves 0 of all others
+    rescued = select(underflows, tiny, exact * weight)
     return select(row.common & is_light(weight, bounds), apply_common(x, row, weight, bias), rescued)
 
 
