@@ -107,6 +107,20 @@ def worst_of(norms, dtype, lengths):
     return max(found)
 
 
+def search(norm, dtype, calls=1000):
+    """The worst rows found among those in which one element outweighs all others and has a weight of any size."""
+    rng, worst = np.random.default_rng(20261130), 0.0
+    computed = np.float64 if dtype == np.float64 else np.float32
+    for _ in range(calls):
+        n = int(rng.choice([9, 12, 16, 24, 33, 64, 100, 257, 384, 512]))
+        x, place = rng.standard_normal((100, n)), rng.integers(n)
+        x[:, place] = 10 ** rng.uniform(0, 8, 100)
+        weights = rng.standard_normal((1 + (norm in BIASED), n)).astype(computed)
+        weights[:, place] *= 10 ** rng.uniform(-8, 0)
+        worst = max(worst, error(norm, x.astype(dtype), None, list(weights), 0.0))
+    return worst
+
+
 def main():
     """Measure, and print the table."""
     began = time.time()
@@ -118,6 +132,8 @@ def main():
         name = f"`{norms[0]}`" if len(norms) == 1 else "all"
         entries = " | ".join(f"{ulps:.{2 if dtype in DTYPES else 3}f}" for ulps, _, _ in worst)
         print(f"| {name} | {dtype.name} | {entries} | {data}, {n} |", flush=True)
+    found = [f"{norm} {dtype.name} {search(norm, dtype):.2f}" for norm in ("rms_norm", "layer_norm") for dtype in DTYPES]
+    print(f"\none element that outweighs all others: {', '.join(found)}")
     print(f"\nnumpy {np.__version__}, {platform.machine()}, {time.time() - began:.0f} s")
 
 
