@@ -35,11 +35,23 @@ SCORES = {
     "one large": lambda rng, shape: np.where(np.arange(shape[-1]) == shape[-1] // 2, 16, rng.standard_normal(shape)),
 }
 POSITIONS = {"to 100": 10**2, "to 1000": 10**3, "to 10 000": 10**4, "to 100 000": 10**5, "to 1 000 000": 10**6}
-KEYS = {"1 to 8": [1, 2, 8], "9 to 64": [9, 33, 64], "65 to 512": [65, 200, 512], "to 4099": [1025, 4099], "to $2^{17}$": [2**15, 2**17]}
+KEYS = {
+    "1 to 8": [1, 2, 8],
+    "9 to 64": [9, 33, 64],
+    "65 to 512": [65, 200, 512],
+    "to 4099": [1025, 4099],
+    "to $2^{17}$": [2**15, 2**17],
+}
 QUERIES = {
     "normal": lambda rng, q, k: (q, k),
     "sharp": lambda rng, q, k: (8 * q, k),
     "alike": lambda rng, q, k: (q, k[:, :1] + k / 1000),  # keys that differ little
+}
+OPPOSED = {
+    "opposed": lambda rng, q, k: (
+        np.concatenate([q, q], -1),
+        np.concatenate([50 * k, rng.standard_normal(k.shape) / 8 - 50 * k], -1),
+    )
 }
 
 
@@ -55,7 +67,7 @@ def spacing(size, y):
 
 
 def of_softmax(name, x, scale):
-    """The largest error: of softmax in units of each probability and a quarter of the row's largest; else of 1 plus the result."""
+    """The largest error, in units of each probability and a quarter of the row's largest; of logarithms, of 1 plus the result."""
     if name == "softmax":
         y, wanted = quietly(fastnorm.softmax, x, scale=scale), oracles.softmax(x, scale=oracles.wide(x).dtype.type(scale))
         unit = spacing(wanted, y) + (spacing(wanted.max(-1, keepdims=True), y) / 4 if y.itemsize > 2 else 0)
@@ -96,14 +108,19 @@ def of_tables(dtype, dim, positions):
 
 
 def of_attention(dtype, n_keys, head_size, data, is_causal, rng):
-    """The largest error in units of the largest value times 1 plus half the largest score; of 16 bits, in theirs."""
-    n_queries = 20 if n_keys <= 4099 else 2
+    """The largest error in units of the largest value times 1 plus half the largest score; of 16 bits, in theirs.
+
+    Where products cancel, the size of a score is the sum of theirs.
+    """
+    n_queries = 10 if n_keys <= 512 else 4 if n_keys <= 4099 else 1
     q, k = rng.standard_normal((2, n_queries, head_size)), rng.standard_normal((1, n_keys, head_size))
-    q, k = QUERIES[data](rng, q, k)
+    q, k = (QUERIES | OPPOSED)[data](rng, q, k)
     v = rng.standard_normal((1, n_keys, min(head_size, 64)))
     q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
     y = quietly(fastnorm.attention, q, k, v, is_causal=is_causal)
     wanted, _, (score, value) = oracles.attention(q, k, v, is_causal=is_causal)
+    if data in OPPOSED:
+        score = (np.abs(oracles.wide(q)) @ np.abs(oracles.wide(k)).swapaxes(-1, -2)).max(-1) / np.sqrt(q.shape[-1])
     unit = np.longdouble(ml_dtypes.finfo(dtype).eps) * np.maximum(value, 1e-30) * (1 + score / 2 if dtype.itemsize > 2 else 1)
     return float((np.abs(y.astype(wanted.dtype) - wanted) / unit[..., None]).max())
 
@@ -115,8 +132,10 @@ def table(head, columns, rows):
         rng = np.random.default_rng(20261130)
         found = [max(measure(column, rng)) for column in columns.values()]
         assert all(np.isfinite(error) for error, _ in found)
-        entries = " | ".join(f"{error:.{2 if dtype.itemsize > 2 else 3}f}" if error < 100 else f"{error:.0f}" for error, _ in found)
-        print(f"| `{name}` | {dtype.name} | {entries} | {max(found)[1]} |", flush=True)
+        entries = " | ".join(
+            f"{error:.{2 if dtype.itemsize > 2 else 3}f}" if error < 100 else f"{error:.0f}" for error, _ in found
+        )
+        print(f"| {name} | {dtype.name} | {entries} | {max(found)[1]} |", flush=True)
 
 
 def softmax_row(name, dtype):
@@ -124,7 +143,7 @@ def softmax_row(name, dtype):
         for n in lengths:
             yield from ((of_softmax(name, x, scale), f"{data}, {n}") for data, x, scale in softmax_cases(dtype, n, rng))
 
-    return name, dtype, measure
+    return f"`{name}`", dtype, measure
 
 
 def rope_row(dtype):
@@ -134,7 +153,7 @@ def rope_row(dtype):
                 positions = rng.integers(0, end, 200)
                 yield of_rope(dtype, dim, positions, interleaved, rng), f"{'interleaved' if interleaved else 'halves'}, {dim}"
 
-    return "rope", dtype, measure
+    return "`rope`", dtype, measure
 
 
 def tables_row(dtype):
@@ -142,19 +161,19 @@ def tables_row(dtype):
         for dim in (2, 64, 128, 256):
             yield of_tables(dtype, dim, rng.integers(0, end, 200)), f"{dim}"
 
-    return "rope_tables", dtype, measure
+    return "`rope_tables`", dtype, measure
 
 
-def attention_row(dtype):
+def attention_row(dtype, kinds=tuple(QUERIES)):
     def measure(lengths, rng):
         for n_keys in lengths:
-            for head_size in (1, 3, 16, 64, 80, 128, 256) if n_keys <= 4099 else (64, 128):
-                for data in QUERIES:
-                    for is_causal in (False, True) if n_keys >= 9 else (False,):
+            for head_size in (1, 3, 16, 64, 80, 128, 256) if n_keys <= 4099 else (64,):
+                for data in kinds:
+                    for is_causal in (False, True) if n_keys <= 4099 else (False,):
                         error = of_attention(dtype, n_keys, head_size, data, is_causal, rng)
                         yield error, f"{data}, {n_keys} of {head_size}"
 
-    return "attention", dtype, measure
+    return "`attention`" if kinds == tuple(QUERIES) else f"`attention`, {kinds[0]}", dtype, measure
 
 
 def main():
@@ -162,7 +181,7 @@ def main():
     began = time.time()
     table("function", LENGTHS, [softmax_row(name, d) for name in ("softmax", "log_softmax", "logsumexp") for d in DTYPES])
     table("function", POSITIONS, [*map(tables_row, DTYPES), *map(rope_row, DTYPES)])
-    table("function", KEYS, map(attention_row, DTYPES))
+    table("function", KEYS, [*map(attention_row, DTYPES), *(attention_row(d, tuple(OPPOSED)) for d in DTYPES[:2])])
     print(f"\nnumpy {np.__version__}, {platform.machine()}, {time.time() - began:.0f} s")
 
 

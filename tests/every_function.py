@@ -1,4 +1,4 @@
-"""All public functions of arrays behind one signature, for sweeps over all of them. Run as a program: digests of their results."""
+"""All public functions of arrays behind one signature, for sweeps over all of them; as a program, digests of results."""
 
 import hashlib
 import sys
@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 import fastnorm
+from fastnorm._cpu.tile import tile_bytes
 
 FUNCTIONS = [
     "rms_norm", "layer_norm", "unit_norm", "group_norm", "add_rms_norm", "add_layer_norm",
@@ -57,12 +58,17 @@ def more_options(name, arrays):
         return [{"interleaved": True}]
     if name == "attention":
         slopes, mask = np.float32([0.5, 0.25, 1, 2]), np.random.default_rng(1).standard_normal((5, arrays[1].shape[-2]))
-        return [{"is_causal": True, "alibi_slopes": slopes}, {"softcap": 2.0, "mask": mask.astype(np.float32)}, {"qk_norm": "rms"}]
+        return [
+            {"is_causal": True, "alibi_slopes": slopes},
+            {"softcap": 2.0, "mask": mask.astype(np.float32)},
+            {"qk_norm": "rms"},
+        ]
     return []
 
 
 def main():
-    """A line for each function and dtype, with a digest of what it gives for rows of many lengths and sizes."""
+    """The width of attention's tiles; for each function and dtype, a digest of its results for many lengths and sizes."""
+    print(tile_bytes(), "bytes")
     for name in FUNCTIONS:
         for dtype in sys.argv[1:] or DTYPES:
             digest, rng = hashlib.sha256(), np.random.default_rng(20261130)

@@ -1,9 +1,6 @@
 """Attention against an oracle over all options, and what must hold whatever the numbers."""
 
 import itertools
-import os
-import subprocess
-import sys
 import tracemalloc
 
 import ml_dtypes
@@ -19,7 +16,6 @@ from test_memory import guarded as guarded
 import fastnorm
 from fastnorm import _cpu
 from fastnorm._bench import attention_oracles as oracles
-from fastnorm._compile import IS_X86
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 LENGTHS = [1, 2, 5, 6, 7, 13, 64, 65, 130]
@@ -431,34 +427,6 @@ def test_a_scale_beyond_the_range(rng):
     q, k, v = arrays(rng, "float32")
     best = np.argmax(q @ k.swapaxes(-1, -2), -1)
     np.testing.assert_array_equal(fastnorm.attention(q, k, v, scale=1e300), v[0][best])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not IS_X86, reason="names of x86 processors")
-def test_narrower_registers_give_the_same_bits(tmp_path):
-    """Tiles of 16 keys, as AVX2 and NEON have room for, beside those of 64 of AVX-512."""
-    program = (
-        "import numpy as np, fastnorm, hashlib; digest = hashlib.sha256()\n"
-        "from fastnorm._cpu.tile import tile_bytes\n"
-        "for Lq, Lk, D in ((40, 130, 64), (1, 2000, 80), (9, 70, 33)):\n"
-        "    q = np.random.default_rng(Lq).standard_normal((1, 4, Lq, D), np.float32)\n"
-        "    k = np.random.default_rng(Lk).standard_normal((1, 2, Lk, D), np.float32)\n"
-        "    digest.update(fastnorm.attention(q, k, k, is_causal=True).tobytes())\n"
-        "print(tile_bytes(), digest.hexdigest())\n"
-    )
-    narrow = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"FASTNORM_CACHE_DIR": str(tmp_path / "cache"), **other},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for other in ({}, narrow)
-    ]
-    assert printed[1][0] == "64"
-    assert printed[0][1] == printed[1][1]
 
 
 @pytest.mark.parametrize("n_queries", [1, 8])
