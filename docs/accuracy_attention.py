@@ -67,7 +67,7 @@ def spacing(size, y):
 
 
 def of_softmax(name, x, scale):
-    """The largest error, in units of each probability and a quarter of the row's largest; of logarithms, of 1 plus the result."""
+    """The largest error, in units of a probability and a quarter of the row's largest; of logarithms, of 1 plus the result."""
     if name == "softmax":
         y, wanted = quietly(fastnorm.softmax, x, scale=scale), oracles.softmax(x, scale=oracles.wide(x).dtype.type(scale))
         unit = spacing(wanted, y) + (spacing(wanted.max(-1, keepdims=True), y) / 4 if y.itemsize > 2 else 0)
