@@ -1,6 +1,6 @@
 """Measures how far softmax, RoPE and attention are from exact ones, and prints the tables of the page on numerics.
 
-In a clone of the repository: ``PYTHONPATH=. python docs/accuracy_attention.py``. It takes some minutes and 3 GB of memory; the
+In a clone of the repository: ``PYTHONPATH=. python docs/accuracy_attention.py``. It takes two minutes and 3 GB of memory; the
 seed is fixed. Exact is what NumPy computes in float64, for float64 in longdouble, which must be wider (as on x86 Linux).
 """
 
