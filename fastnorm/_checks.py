@@ -108,7 +108,7 @@ def library_for(x, function, others, first="x"):
     if library is None:
         raise TypeError(
             f"{function}: {first} must be a NumPy, CuPy or Dask array, one in the CPU's memory that speaks DLPack, "
-            f"a list or a number, got {describe(x)}"
+            f"a list or a number, got {describe(x)}{_place(x)}{_advice(x)}"
         )
     for name, value in others.items():
         _check_library(function, name, value, library, first)
@@ -121,9 +121,34 @@ def _check_library(function, name, value, library, first):
     other = library_of(value)
     if other == library or (other == "numpy" and not hasattr(value, "dtype")):
         return
-    subclass = isinstance(value, np.ndarray) and library == "numpy"
-    why = "it may mean more than its numbers" if subclass else "arrays of different libraries do not mix"
-    raise TypeError(f"{function}: {name} must be a {library} array as {first} is, got {describe(value)}: {why}")
+    if isinstance(value, np.ndarray) and library == "numpy":
+        why = _advice(value)
+    elif other or hasattr(value, "dtype") or hasattr(value, "__dlpack__"):
+        why = ": arrays of different libraries do not mix"
+    else:
+        why = ""
+    raise TypeError(f"{function}: {name} must be a {library} array as {first} is, got {describe(value)}{why}")
+
+
+def _place(array):
+    """On which device an array lies that no library here can reach."""
+    if isinstance(array, np.ndarray) or not hasattr(type(array), "__dlpack__"):
+        return ""
+    try:
+        return f" on {array.device}"
+    except Exception:  # each library has errors of its own for arrays that are nowhere
+        return ""
+
+
+def _advice(value):
+    """Why a value is no array here, or how to make one of it."""
+    if isinstance(value, np.ndarray):  # a subclass
+        return ": it may mean more than its numbers"
+    if describe(value).startswith("jax") and describe(value).endswith("Tracer"):
+        return ": within jit, grad and vmap there are no arrays"
+    if hasattr(value, "__cuda_array_interface__"):
+        return ": arrays on a GPU need CuPy"
+    return ": its to_numpy() makes one" if callable(getattr(value, "to_numpy", None)) else ""
 
 
 def axes_of(function, axis, x, tuples):
@@ -139,7 +164,8 @@ def axes_of(function, axis, x, tuples):
             kinds = "an integer or a tuple of integers" if tuples else "an integer"
             raise TypeError(f"{function}: axis must be {kinds}, got {axis!r}") from None
         if not -x.ndim <= index < x.ndim:
-            raise np.exceptions.AxisError(f"{function}: axis must be within the {x.ndim} axes of x, got {axis!r}")
+            present = f"the {x.ndim} axes of x" if x.ndim > 1 else "the only axis of x"
+            raise np.exceptions.AxisError(f"{function}: axis must be within {present}, of shape {x.shape}, got {axis!r}")
         axes.append(index % x.ndim)
     if (axes != list(range(x.ndim - len(axes), x.ndim)) and several) or not axes:
         raise ValueError(f"{function}: a tuple as axis must name the last axes of x in order, got {axis!r} of {x.ndim} axes")
