@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from . import __version__
 from ._apply.calls import FUNCTIONS
 from ._apply.command import apply
 
@@ -17,10 +18,12 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="fastnorm", description="Transformer normalisation and attention for NumPy and CuPy arrays."
     )
+    parser.add_argument("--version", action="version", version=f"fastnorm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    bench = commands.add_parser("bench", help="how fast the functions are here, beside a copy and other libraries")
-    bench.add_argument("--quick", action="store_true", help="about a minute: smaller arrays, fewer rounds")
+    bench = _command(commands, "bench", "how fast the functions are here, beside a copy and other libraries")
+    quick = "smaller arrays, fewer rounds: about a minute, and two more where kernels have yet to be compiled"
+    bench.add_argument("--quick", action="store_true", help=quick)
     bench.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     bench.add_argument("--plot", metavar="FILE", help="also draw the rates; .png, .svg or .pdf")
     bench.add_argument("--peers", metavar="NAMES", default="all", help="other libraries: all, none, or such as numpy,torch")
@@ -29,22 +32,22 @@ def _parser():
     bench.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)  # tiny arrays, for the tests
     bench.set_defaults(run=_bench)
 
-    warm = commands.add_parser("warm", help="compile ahead what a program will need, and keep it in the cache")
+    warm = _command(commands, "warm", "compile ahead what a program will need, and keep it in the cache")
     warm.add_argument("functions", nargs="*", metavar="FUNCTION", help="such as rms_norm (default: all)")
     warm.add_argument("--dtypes", metavar="NAMES", default="float32", help="such as float32,bfloat16 (default: float32)")
     warm.add_argument("--ptx", metavar="DIR", help="compile for GPUs instead, into DIR, which FASTNORM_PTX_DIR then names")
     warm.add_argument("--capabilities", metavar="NUMBERS", default="80", help="of GPUs, such as 80,90 (default: 80, and newer)")
     warm.set_defaults(run=_warm)
 
-    on_file = commands.add_parser("apply", help="a norm or softmax of an array in a .npy file, in constant memory")
+    on_file = _command(commands, "apply", "a norm or softmax of an array in a .npy file, in constant memory")
     on_file.add_argument("function", metavar="FUNCTION", choices=FUNCTIONS, help=", ".join(FUNCTIONS))
-    on_file.add_argument("input", metavar="IN.npy", help="the file of x")
+    on_file.add_argument("input", metavar="IN.npy", help="the .npy file of x")
     on_file.add_argument("output", metavar="OUT.npy", nargs="?", help="the file to write; it appears once it is whole")
     on_file.add_argument("--weight", metavar="W.npy", help="the file of the weight")
     on_file.add_argument("--bias", metavar="B.npy", help="the file of the bias")
     on_file.add_argument("--residual", metavar="R.npy", help="the file of what is added to x")
     on_file.add_argument("--residual-out", metavar="H.npy", help="also write the sum, to this file")
-    axes = "the axis to normalise along, or the last few: 1,2 or =-2,-1 (default: that of the function)"
+    axes = "the axis to normalise along, or the last few: --axis 1,2 or --axis=-2,-1 (default: that of the function)"
     on_file.add_argument("--axis", metavar="N", type=_axes, help=axes)
     on_file.add_argument("--num-groups", metavar="G", type=int, help="the number of groups of channels")
     on_file.add_argument("--eps", metavar="E", type=float, help="default: that of the function")
@@ -58,13 +61,21 @@ def _parser():
     cluster.add_argument("--scheduler", metavar="ADDRESS", help=there)
     on_file.set_defaults(run=apply)
 
-    info = commands.add_parser("info", help="versions, processor, threads, cache folder and GPU")
+    info = _command(commands, "info", "versions, processor, threads, cache folder and GPU")
     info.set_defaults(run=_info)
     return parser
 
 
+def _command(commands, name, what):
+    """The parser of a command, which its own help and that of all describe by the same words."""
+    return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+
+
 def _positive(text):
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
     return number
@@ -72,7 +83,10 @@ def _positive(text):
 
 def _axes(text):
     """One axis, or a tuple of several."""
-    axes = tuple(int(part) for part in text.split(","))
+    try:
+        axes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, or several with commas between them, got {text!r}") from None
     return axes if len(axes) > 1 else axes[0]
 
 
@@ -111,7 +125,8 @@ def _write_ptx(options):
         from ._cuda import launch
         from ._cuda.needed import FUNCTIONS, kernels_for
     except ImportError as error:
-        print(f"fastnorm warm: --ptx needs CuPy and numba-cuda, which the extra cuda13 brings: {error}", file=sys.stderr)
+        needs = "--ptx needs CuPy and numba-cuda: pip install '.[cuda13]', or '.[cuda12]', in a checkout of fastnorm"
+        print(f"fastnorm warm: {needs} ({error})", file=sys.stderr)
         return 1
     from ._vocabulary import STORED
     from .warming import names_among

@@ -1,6 +1,7 @@
 """`fastnorm bench` on tiny arrays: that it checks before it times, and says what it did."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -84,6 +85,29 @@ def test_without_rich_the_command_says_what_to_install(monkeypatch, capsys):
     assert "pip install '.[bench]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "path", "complaint"),
+    [
+        ("--json", "none/a.json", "--json: there is no folder none"),
+        ("--json", ".", "--json: . is a folder"),
+        ("--plot", "a.txt", "--plot: the name must end in .png, .svg, .pdf, got a.txt"),
+        ("--plot", "none/a.png", "--plot: there is no folder none"),
+    ],
+)
+def test_files_that_could_not_be_written_are_refused_before_the_work(monkeypatch, tmp_path, option, path, complaint):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(SystemExit, match=f"^fastnorm bench: {re.escape(complaint)}$"):
+        main(["bench", "--smoke", option, path])
+
+
+def test_a_library_that_is_absent_has_no_column():
+    result = measure.measure(SMALL, "smoke", 1, ("numpy",))
+    headers = [column.header for column in table.speeds([result], ("numpy", "torch")).columns]
+    assert "numpy" in headers
+    assert not any("torch" in header for header in headers)
+
+
 @pytest.mark.slow
 def test_some_functions_only(tmp_path, capsys):
     path = tmp_path / "bench.json"
@@ -101,7 +125,7 @@ def test_some_functions_only(tmp_path, capsys):
 def test_threads_must_be_a_positive_number(threads, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--threads", threads])
-    assert "--threads" in capsys.readouterr().err
+    assert "argument --threads: must be " in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------- checking

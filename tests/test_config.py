@@ -36,6 +36,25 @@ def test_info_prints_it(capsys):
     assert f"  fastnorm: {fastnorm.__version__}\n" in capsys.readouterr().out
 
 
+def test_the_version_by_itself(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"fastnorm {fastnorm.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "warm", "apply", "info"])
+def test_every_command_says_what_it_is(command, capsys):
+    told = []
+    for arguments in (["--help"], [command, "--help"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        told.append(" ".join(capsys.readouterr().out.split()))
+    summary = told[1].partition("] ")[2].partition(". ")[0].rpartition("] ")[2]
+    assert f" {command} " in told[0]
+    assert len(summary) > 20
+
+
 @pytest.mark.parametrize("mode", ["dict", None, 1])
 def test_unknown_mode(mode):
     with pytest.raises(ValueError, match=r"show_config: mode must be 'stdout' or 'dicts', got"):

@@ -32,7 +32,10 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
     with contextlib.ExitStack() as stack:
         if not address:
             address = stack.enter_context(_local_cluster(distributed, min(workers, len(blocks))))
-        client = stack.enter_context(distributed.Client(address, timeout=PATIENCE))
+        try:
+            client = stack.enter_context(distributed.Client(address, timeout=PATIENCE))
+        except ValueError as error:
+            raise ValueError(f"--scheduler must be an address such as tcp://10.0.0.1:8786: {error}") from None
         try:
             client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:

@@ -27,9 +27,16 @@ def apply(options):
         return 128 + (interruption.args or (signal.SIGINT,))[0]
     except (OSError, TypeError, ValueError, MemoryError) as error:
         left = _left(options, written)
-        print(f"fastnorm apply: {str(error) or type(error).__name__}{left and '; '}{left}", file=sys.stderr)
+        print(f"fastnorm apply: {_told(error)}{left and '; '}{left}", file=sys.stderr)
         return 2
     return 0
+
+
+def _told(error):
+    """An error in words, the file first."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _left(options, written):

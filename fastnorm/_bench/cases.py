@@ -18,7 +18,7 @@ class Target(NamedTuple):
 class Case(NamedTuple):
     """One piece of work for this library and for whoever else can do it."""
 
-    row: int  # of the table of targets in the documentation
+    row: int  # one number for work of one kind
     function: str
     shape: tuple[int, ...]
     targets: tuple[Target, ...]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -16,6 +17,7 @@ from .cases import CASES, STARTS, cases, starts
 from .measure import WrongResult, measure, measure_start
 from .peers import PEERS, versions
 
+PICTURES = (".png", ".svg", ".pdf")
 BUSY = 0.3  # cores in use by others from which they are mentioned
 
 
@@ -24,6 +26,7 @@ def bench(options):
     size = "smoke" if options.smoke else "quick" if options.quick else "full"
     threads = options.threads or fastnorm.get_num_threads()
     peers, only = chosen(options.peers), functions(options.only)
+    check_files(options)
     console, busy = Console(), busy_cores()
     try:
         results = run(size, threads, peers, only)
@@ -90,6 +93,22 @@ def functions(names):
     if unknown:
         raise SystemExit(f"fastnorm bench: --only: no case of {', '.join(unknown)}; there are {', '.join(known)}")
     return wanted
+
+
+def check_files(options):
+    """Complain before minutes of work about files that could not be written after it."""
+    for name, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is None:
+            continue
+        path = pathlib.Path(path)
+        if path.is_dir():
+            raise SystemExit(f"fastnorm bench: {name}: {path} is a folder")
+        if not path.parent.is_dir():
+            raise SystemExit(f"fastnorm bench: {name}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise SystemExit(f"fastnorm bench: {name}: {path} cannot be written")
+        if name == "--plot" and path.suffix not in PICTURES:
+            raise SystemExit(f"fastnorm bench: --plot: the name must end in {', '.join(PICTURES)}, got {path}")
 
 
 def footnote(size, threads, busy):

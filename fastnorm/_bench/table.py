@@ -22,6 +22,7 @@ _HEADERS = {  # short enough for 80 columns
 def speeds(results, peers):
     """Table of rates: GB/s, per cent of copy, and how many times as fast as each peer."""
     gpu = any("gpu" in r.seconds for r in results)
+    peers = [peer for peer in peers if any(peer in r.seconds for r in results)]  # the remarks name those that are absent
     table = _table("Speed: beside the fastest copy, and how many times as fast as others")
     table.add_column("work", overflow="fold", ratio=1)
     for header in ["time", "GB/s", "% of\ncopy", *(_HEADERS.get(p, p) for p in peers), *(["GPU\nGB/s"] if gpu else [])]:
@@ -47,13 +48,12 @@ def speeds(results, peers):
 def targets(results):
     """Table of targets: what was to be reached, what was reached (median of the rounds, best), and whether that is enough."""
     table = _table("Targets: median of the rounds, and by the best times")
-    table.add_column("row", justify="right")
     table.add_column("work", overflow="fold", ratio=1)
     for header, justify in [("measure", "left"), ("target", "right"), ("reached", "right"), ("best", "right"), ("met", "left")]:
         table.add_column(header, justify=justify, no_wrap=True)
     for result in results:
         if result.skipped:
-            table.add_row(str(result.case.row), result.case.title, "not measured", "-", "-", "-", "-")
+            table.add_row(result.case.title, "not measured", "-", "-", "-", "-")
             continue
         for i, target in enumerate(result.case.targets):
             goal, reached = f"{target.relation} {target.limit:g}", result.reached(target)
@@ -62,8 +62,7 @@ def targets(results):
             else:
                 enough = met(target, reached)
                 cells = [figure(reached[0]), figure(reached[1]), "yes" if enough else "[bold]NO[/bold]"]
-            work = (str(result.case.row), result.case.title) if i == 0 else ("", "")
-            table.add_row(*work, wording(target), goal, *cells)
+            table.add_row(result.case.title if i == 0 else "", wording(target), goal, *cells)
     return table
 
 
