@@ -278,6 +278,8 @@ def _find_folder(target):
             _refuse_strangers(owned)
         if not os.access(path, os.W_OK):
             return Folder(path, False, "it cannot be written to")
+    except FileExistsError as error:
+        return Folder(None, False, f"{error.filename} is not a folder")
     except (OSError, RuntimeError) as error:
         return Folder(None, False, str(error))
     return Folder(path, True, "")

@@ -118,6 +118,13 @@ def test_the_users_umask_does_not_matter(tmp_path, monkeypatch, umask):
         _compile._folders.clear()
 
 
+def test_a_file_in_the_place_of_the_folder(tmp_path, monkeypatch):
+    file = tmp_path / "cache"
+    file.touch()
+    monkeypatch.setenv("FASTNORM_CACHE_DIR", str(file))
+    assert _compile._find_folder(_compile._processor) == (None, False, f"{file} is not a folder")
+
+
 @POSIX
 def test_of_another_user(folder, monkeypatch):
     doubled()

@@ -532,7 +532,9 @@ def test_jax_traces_nothing():
     jax = pytest.importorskip("jax")
     x = jax.numpy.ones((2, 3))
     for transformed in (jax.jit, jax.vmap, jax.grad):
-        with pytest.raises(TypeError, match=r"rms_norm: x must be .* got jax.*Tracer: within jit, grad and vmap there are no arrays"):
+        with pytest.raises(
+            TypeError, match=r"rms_norm: x must be .* got jax.*Tracer: within jit, grad and vmap there are no arrays"
+        ):
             transformed(fastnorm.rms_norm)(x)
     with pytest.raises(TypeError, match="rms_norm: weight must be"):
         jax.jit(lambda weight: fastnorm.rms_norm(x, weight))(x[0])
