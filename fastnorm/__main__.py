@@ -1,17 +1,23 @@
 """The commands: ``fastnorm apply``, ``bench``, ``warm`` and ``info``, also as ``python -m fastnorm ...``."""
 
 import argparse
+import signal
 import sys
 
 from . import __version__
 from ._apply.calls import FUNCTIONS
 from ._apply.command import apply
+from ._apply.progress import shown
 
 
 def main(arguments=None):
     """Run a command; the exit status."""
     options = _parser().parse_args(arguments)
-    return options.run(options)
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        print(f"fastnorm {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _parser():
@@ -19,7 +25,7 @@ def _parser():
         prog="fastnorm", description="Transformer normalisation and attention for NumPy and CuPy arrays."
     )
     parser.add_argument("--version", action="version", version=f"fastnorm {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     bench = _command(commands, "bench", "how fast the functions are here, beside a copy and other libraries")
     quick = "smaller arrays, fewer rounds: about a minute, and two more where kernels have yet to be compiled"
@@ -36,7 +42,8 @@ def _parser():
     warm.add_argument("functions", nargs="*", metavar="FUNCTION", help="such as rms_norm (default: all)")
     warm.add_argument("--dtypes", metavar="NAMES", default="float32", help="such as float32,bfloat16 (default: float32)")
     warm.add_argument("--ptx", metavar="DIR", help="compile for GPUs instead, into DIR, which FASTNORM_PTX_DIR then names")
-    warm.add_argument("--capabilities", metavar="NUMBERS", default="80", help="of GPUs, such as 80,90 (default: 80, and newer)")
+    newer = "of GPUs, such as 80,90 (default: 80, whose code newer ones run, too)"
+    warm.add_argument("--capabilities", metavar="NUMBERS", type=_capabilities, help=newer)
     warm.set_defaults(run=_warm)
 
     on_file = _command(commands, "apply", "a norm or softmax of an array in a .npy file, in constant memory")
@@ -90,6 +97,14 @@ def _axes(text):
     return axes if len(axes) > 1 else axes[0]
 
 
+def _capabilities(text):
+    """Compute capabilities as PTX writes them: 80 of 8.0."""
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be whole numbers with commas between them, such as 80 for 8.0, got {text!r}")
+    return numbers
+
+
 def _bench(options):
     try:
         import rich
@@ -105,18 +120,24 @@ def _bench(options):
 def _warm(options):
     if options.ptx:
         return _write_ptx(options)
-    from . import warm_up
-    from ._compile import cache_folder
+    from ._compile import cache_folder, kernel
+    from .warming import kernels_among
 
+    if options.capabilities:
+        print("fastnorm warm: --capabilities goes with --ptx", file=sys.stderr)
+        return 2
     try:
-        count = warm_up(options.functions or None, options.dtypes.split(","))
+        names = kernels_among(options.functions or None, options.dtypes.split(","))
     except ValueError as error:
         print(f"fastnorm warm: {error}", file=sys.stderr)
         return 2
+    with shown(len(names), "kernels") as advance:
+        for name in names:
+            kernel(*name)
+            advance()
     folder = cache_folder()
-    print(
-        f"{count} kernels are ready{f' in {folder.path}' if folder.usable else f', but only in this process: {folder.reason}'}"
-    )
+    where = f" in {folder.path}" if folder.usable else f", but only in this process: {folder.reason}"
+    print(f"{len(names)} kernels are ready{where}")
     return 0 if folder.usable else 1
 
 
@@ -134,19 +155,22 @@ def _write_ptx(options):
     try:
         functions = names_among("functions", options.functions or FUNCTIONS, FUNCTIONS)
         dtypes = names_among("dtypes", options.dtypes.split(","), tuple(STORED))
-        capabilities = [str(int(number)) for number in options.capabilities.split(",")]
-    except ValueError as error:
+        wanted = dict.fromkeys(
+            (name, capability)
+            for capability in options.capabilities or ("80",)
+            for function in functions
+            for dtype in dtypes
+            for name in kernels_for(function, dtype, capability)
+        )
+        with shown(len(wanted), "kernels") as advance:
+            for one in wanted:
+                launch.write_ahead(options.ptx, [one])
+                advance()
+    except (OSError, ValueError) as error:
         print(f"fastnorm warm: {error}", file=sys.stderr)
         return 2
-    wanted = [
-        (name, capability)
-        for capability in capabilities
-        for function in functions
-        for dtype in dtypes
-        for name in kernels_for(function, dtype, capability)
-    ]
-    count = launch.write_ahead(options.ptx, dict.fromkeys(wanted))
-    print(f"{count} kernels are ready in {options.ptx}; a process whose FASTNORM_PTX_DIR is that folder compiles none of them")
+    use = "a process whose FASTNORM_PTX_DIR is that folder compiles none of them"
+    print(f"{len(wanted)} kernels are ready in {options.ptx}; {use}")
     return 0
 
 

@@ -36,14 +36,19 @@ def warm_up(functions=None, dtypes=("float32",)):
     >>> fastnorm.warm_up(["unit_norm"], ["float32"])
     6
     """
+    names = kernels_among(functions, dtypes)
+    for name in names:
+        kernel(*name)
+    return len(names)
+
+
+def kernels_among(functions, dtypes):
+    """The names of what `warm_up` compiles, each once."""
     from ._cpu.needed import FUNCTIONS, kernels_for
 
     functions = names_among("functions", FUNCTIONS if functions is None else functions, FUNCTIONS)
     dtypes = names_among("dtypes", dtypes, tuple(STORED))
-    names = dict.fromkeys(name for function in functions for dtype in dtypes for name in kernels_for(function, dtype))
-    for name in names:
-        kernel(*name)
-    return len(names)
+    return dict.fromkeys(name for function in functions for dtype in dtypes for name in kernels_for(function, dtype))
 
 
 def names_among(argument, values, known):

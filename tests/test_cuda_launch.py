@@ -124,9 +124,18 @@ def test_made_ahead(compiled, tmp_path, monkeypatch, capsys):
 
 
 def test_wrong_orders_for_ptx(tmp_path, capsys):
-    for wrong in (["nothing"], ["--dtypes", "int8"], ["--capabilities", "new"]):
+    for wrong in (["nothing"], ["--dtypes", "int8"]):
         assert main(["warm", "--ptx", str(tmp_path), *wrong]) == 2
         assert capsys.readouterr().err.startswith("fastnorm warm: ")
+    with pytest.raises(SystemExit):
+        main(["warm", "--ptx", str(tmp_path), "--capabilities", "8.0"])
+    assert (
+        "--capabilities: must be whole numbers with commas between them, such as 80 for 8.0, got '8.0'"
+        in capsys.readouterr().err
+    )
+    (tmp_path / "file").touch()
+    assert main(["warm", "rope", "--ptx", str(tmp_path / "file")]) == 2
+    assert f"{tmp_path / 'file'}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -58,6 +58,17 @@ def test_the_command(capsys):
     assert "6 kernels are ready in " in capsys.readouterr().out
     assert main(["warm", "--dtypes", "int8", "unit_norm"]) == 2
     assert "dtypes must be among" in capsys.readouterr().err
+    assert main(["warm", "--capabilities", "80"]) == 2
+    assert capsys.readouterr().err == "fastnorm warm: --capabilities goes with --ptx\n"
+
+
+def test_an_interruption_of_the_command(monkeypatch, capsys):
+    def interrupt(*name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_compile, "kernel", interrupt)
+    assert main(["warm", "unit_norm"]) == 130
+    assert capsys.readouterr() == ("", "fastnorm warm: interrupted\n")
 
 
 @pytest.mark.parametrize(
