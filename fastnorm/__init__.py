@@ -1,4 +1,4 @@
-"""Transformer normalisation for NumPy and CuPy arrays, without PyTorch."""
+"""Transformer normalisation and attention for NumPy and CuPy arrays, without PyTorch."""
 
 from . import _interpreter as _interpreter  # isort: skip - first, as nothing else imports where this refuses
 from ._config import show_config
