@@ -99,6 +99,21 @@ def test_rope(rng, shape, interleaved):
 
 
 # -------------------------------------------------------------------------------------------------------- cut rows
+@pytest.mark.parametrize("dim", [0, 8])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("chunks", [(), (3,), (3, 2)])
+def test_rope_tables(rng, chunks, dtype, dim):
+    positions = rng.integers(0, 1000, (7, 5)[: len(chunks)])
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    wanted = fastnorm.rope_tables(positions, dim, scaling=scaling, dtype=dtype)
+    lazy = da.from_array(positions, chunks)
+    tables, again = (fastnorm.rope_tables(lazy, dim, scaling=scaling, dtype=dtype) for _ in range(2))
+    assert [table.name for table in tables] == [table.name for table in again]
+    scaling["factor"] = 3.0
+    for table, expected in zip(tables, wanted, strict=True):
+        assert_same_bits(computed(table, (*lazy.chunks, (dim // 2,))), expected)
+
+
 def rows_of(kind, rng, shape, dtype):
     """Rows along the last axis that are hard on sums, in three chunks of it or more."""
     normal = rng.standard_normal(shape)
@@ -454,7 +469,10 @@ REFUSED = [
     (TypeError, "x must be a list of numbers", lambda: fastnorm.rms_norm([X[0], X[1]])),
     (TypeError, "eps must be a number", lambda: fastnorm.rms_norm(np.ones(4), eps=da.ones(()))),
     (TypeError, "x must be a NumPy, CuPy or Dask array.*MaskedArray", lambda: fastnorm.rms_norm(da.ma.masked_equal(X, 1))),
-    (TypeError, "rope_tables: the arrays must be NumPy arrays, got dask", lambda: fastnorm.rope_tables(da.arange(3), 4)),
+    (TypeError, "rope_tables: positions must have dtype", lambda: fastnorm.rope_tables(X > 0, 4)),
+    (ValueError, "rope_tables: dim must be even", lambda: fastnorm.rope_tables(X, 5)),
+    (TypeError, "rope_tables: scaling must be a dict", lambda: fastnorm.rope_tables(X, 4, scaling=3)),
+    (ValueError, "positions must have chunks of known sizes", lambda: fastnorm.rope_tables(unknown(), 4)),
     (np.exceptions.AxisError, "x must have an axis", lambda: fastnorm.rms_norm(X.sum())),
 ]
 

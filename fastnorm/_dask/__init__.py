@@ -9,7 +9,7 @@ from .attention import attention
 from .groups import group_norm
 from .merge import merge_attention
 from .norms import layer_norm, rms_norm, unit_norm
-from .rotary import rope
+from .rotary import rope, rope_tables
 from .softmax import log_softmax, logsumexp, softmax
 from .sums import add_layer_norm, add_rms_norm
 
@@ -24,6 +24,7 @@ __all__ = [
     "merge_attention",
     "rms_norm",
     "rope",
+    "rope_tables",
     "softmax",
     "unit_norm",
 ]

@@ -1,5 +1,7 @@
 """RoPE of chunks. Features are never cut: what a head has of them is little, and a pair may lie in two chunks."""
 
+import functools
+
 import dask.array as da
 import numpy as np
 
@@ -10,7 +12,21 @@ from .._dispatch import is_lazy
 from .._rotary_arguments import check_tables
 from .._vocabulary import STORED
 from .arguments import checked, stand_in
-from .graph import per_chunk
+from .graph import member, meta_of, per_chunk
+
+
+def rope_tables(positions, dim, *, base, scaling, dtype):
+    """As the public function, of a Dask array. Tables of many positions are larger than a graph should be."""
+    name = "rope_tables"
+    checked(name, positions, {}, {}, "positions")
+    options = {"dim": dim, "base": base, "scaling": scaling, "dtype": dtype}
+    meta, _ = fastnorm.rope_tables(positions._meta, **options)  # which checks them all
+    options["scaling"] = scaling and dict(scaling)  # the caller may change it before anything is computed
+    axes, both = tuple(range(positions.ndim)), functools.partial(fastnorm.rope_tables, **options)
+    new = {positions.ndim: meta.shape[-1]}
+    meta = meta_of(positions, meta.dtype, positions.ndim + 1)
+    pairs = da.blockwise(both, (*axes, *new), positions, axes, new_axes=new, token=f"{name}-both", dtype=meta.dtype, meta=meta)
+    return member(pairs, 0, name, meta), member(pairs, 1, name, meta)
 
 
 def rope(x, cos, sin, *, interleaved, out):
