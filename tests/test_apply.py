@@ -426,6 +426,18 @@ def test_a_signal_leaves_nothing(folder, rng, number, axis):
     same(np.load("y.npy"), x[0])
 
 
+def test_a_second_signal_does_not_stop_the_clean_up(folder, rng, monkeypatch, capsys):
+    """Of two temporary files; that to remove a large one takes long enough for an impatient second Ctrl-C."""
+    x, unlink = save("x.npy", rng.standard_normal((20, 30))), os.unlink
+    monkeypatch.setattr(os, "fsync", lambda descriptor: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(os, "unlink", lambda path: (unlink(path), signal.raise_signal(signal.SIGTERM)))
+    save("r.npy", x)
+    line = ["apply", "add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy", "--residual-out", "h.npy"]
+    assert main(line) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "fastnorm apply: interrupted, nothing was written\n"
+    assert {file.name for file in folder.iterdir()} == {"x.npy", "r.npy"}
+
+
 def test_a_signal_in_place_leaves_what_was_said(folder, rng):
     x = save("x.npy", rng.standard_normal((200, 300)))
     process = started(SLOW, "softmax", "x.npy", "--in-place")

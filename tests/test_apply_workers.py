@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import distributed
 import numpy as np
@@ -165,6 +166,29 @@ def test_a_chunk_that_kills_every_worker(start, x, folder):
     assert names(folder) == ["x.npy"]
 
 
+def test_a_signal_while_workers_start(start, x, folder):
+    """It waits for them: half a cluster could not be closed."""
+    process = start(SLOW, "softmax", "x.npy", "y.npy", "--workers", 2)
+    while process.poll() is None and not workers_of(process):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "fastnorm apply: interrupted, nothing was written\n")
+    assert process.returncode == 128 + signal.SIGTERM
+    assert names(folder) == ["x.npy"]
+
+
+def test_workers_that_do_not_start(x, capsys, monkeypatch, folder):
+    """As where processes are killed for memory, or there may be no more of them."""
+    monkeypatch.setattr(distributed.Nanny, "start_unsafe", lambda nanny: fail())
+
+    async def fail():
+        raise RuntimeError("no process")
+
+    complaint = refused(capsys, "softmax", "x.npy", "y.npy", "--workers", "1")
+    assert complaint == "fastnorm apply: --workers: no process\n"
+    assert names(folder) == ["x.npy"]
+
+
 def test_a_worker_that_sees_other_files(start, x, folder):
     """It says which it is, on which machine, and what it lacks."""
     lacks = "arguments['sources']['x'] = type(arguments['sources']['x'])('/nowhere/x.npy', 0, 0)"
@@ -195,6 +219,15 @@ def test_a_scheduler_that_is_not_there_or_has_no_workers(x, capsys, monkeypatch,
     assert f"{empty.scheduler_address} has no worker" in complaint
     wrong = "--scheduler must be an address such as tcp://10.0.0.1:8786: "
     assert wrong in refused(capsys, "softmax", "x.npy", "y.npy", "--scheduler", "node7")
+    assert names(folder) == ["x.npy"]
+
+
+@pytest.mark.parametrize("address", ["", "node7", "foo://node7:8786"])
+def test_addresses_that_are_none(x, capsys, folder, address):
+    """An empty one is that of a shell's variable that is not set: no reason to do all the work here."""
+    assert refused(capsys, "softmax", "x.npy", "y.npy", "--scheduler", address).startswith(
+        f"fastnorm apply: --scheduler {address}: "
+    )
     assert names(folder) == ["x.npy"]
 
 

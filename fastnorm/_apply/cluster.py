@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker
 
 from .. import __version__
 from .files import fill, in_stretches
+from .signals import held
 
 PATIENCE = 30  # seconds until a scheduler must answer and have a worker
 
@@ -22,20 +23,19 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
     try:
         import distributed
     except ImportError as error:
-        name = "--scheduler" if address else "--workers"
+        name = "--workers" if address is None else "--scheduler"
         raise ValueError(f"{name} needs distributed: pip install '.[dask]' in a checkout of fastnorm ({error})") from None
-    if address and not in_stretches(call, targets, blocks):
+    if address is not None and not in_stretches(call, targets, blocks):
         raise ValueError(
             "--scheduler: along this axis, chunks share pages of the file, which two machines cannot write to at a time; "
             "use --workers, or a transposed file"
         )
     with contextlib.ExitStack() as stack:
-        if not address:
-            address = stack.enter_context(_local_cluster(distributed, min(workers, len(blocks))))
-        try:
-            client = stack.enter_context(distributed.Client(address, timeout=PATIENCE))
-        except ValueError as error:
-            raise ValueError(f"--scheduler must be an address such as tcp://10.0.0.1:8786: {error}") from None
+        if address is None:
+            cluster = _started("--workers", _local_cluster, distributed, min(workers, len(blocks)))
+            address = stack.enter_context(cluster)
+        name = "--workers" if workers else f"--scheduler {address}"
+        client = stack.enter_context(_started(name, distributed.Client, address, timeout=PATIENCE))
         try:
             client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
@@ -51,6 +51,15 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
             yield
 
 
+def _started(option, start, *arguments, **options):
+    """What starts, or why it does not: of addresses, protocols and processes, errors of many types come."""
+    try:
+        return start(*arguments, **options)
+    except Exception as error:
+        raise OSError(f"{option}: {error.__cause__ or error}") from None
+
+
+@held()  # half a cluster cannot be closed, of which Dask would complain
 def _local_cluster(distributed, workers):
     """Processes of one thread each, which leave Ctrl-C in their terminal to the command: it is blocked as they begin."""
     left = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, "pthread_sigmask")}

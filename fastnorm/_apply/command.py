@@ -14,13 +14,14 @@ from .._checks import axes_of, check_residual
 from .calls import ARRAYS, NUMBERS, SEVERAL_AXES, Call, parameters_of
 from .files import Source, blocks_of, fill
 from .progress import shown
+from .signals import held, interrupted_by
 
 
 def apply(options):
     """Run the command; the exit status."""
     written = []
     try:
-        with _interrupted_by("SIGTERM", "SIGHUP"):
+        with interrupted_by("SIGTERM", "SIGHUP"):
             print(_apply(options, written))
     except KeyboardInterrupt as interruption:
         print(f"fastnorm apply: interrupted, {_left(options, written) or 'nothing was written'}", file=sys.stderr)
@@ -74,7 +75,7 @@ def _apply(options, written):
 
 def _run(options, call, sources, targets, blocks):
     with shown(len(blocks), os.path.basename(options.output or options.input)) as advance:
-        if options.workers or options.scheduler:
+        if _is_shared(options):
             from .cluster import fill_by_workers
 
             done = fill_by_workers(call, sources, targets, blocks, options.workers, options.scheduler)
@@ -89,6 +90,11 @@ def _run(options, call, sources, targets, blocks):
 
 
 # ---------------------------------------------------------------------------------------------------------- what was asked
+def _is_shared(options):
+    """True for --workers and --scheduler, whose address may be empty: of a shell's variable that is not set."""
+    return options.workers is not None or options.scheduler is not None
+
+
 def _sources(options):
     """The files that are read, by the names of their parameters."""
     given = {"x": options.input} | {name: getattr(options, name) for name in ARRAYS}
@@ -99,7 +105,7 @@ def _targets(options):
     """The files to write, one for each result or None; none of them is read."""
     if options.in_place == (options.output is not None):
         raise ValueError("either OUT.npy or --in-place must be given, and not both")
-    if options.in_place and (options.workers or options.scheduler):
+    if options.in_place and _is_shared(options):
         raise ValueError(
             "--in-place goes without --workers and --scheduler: a chunk that is repeated would be normalised twice"
         )
@@ -177,10 +183,11 @@ def _appearing(paths, results, fortran_order, written):
             os.replace(temporary, path)
         written += paths
     except BaseException:
-        written[:] = [path for path, temporary in whole if not os.path.exists(temporary)]
-        for temporary in temporaries:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with held():
+            written[:] = [path for path, temporary in whole if not os.path.exists(temporary)]
+            for temporary in temporaries:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
         raise
 
 
@@ -206,21 +213,3 @@ def _umask():
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-@contextlib.contextmanager
-def _interrupted_by(*names):
-    """Let these signals interrupt as Ctrl-C does, unless they are ignored."""
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt(number)
-
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
