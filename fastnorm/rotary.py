@@ -17,8 +17,8 @@ def rope_tables(positions, dim, *, base=10000.0, scaling=None, dtype=np.float32)
     Parameters
     ----------
     positions : array_like
-        Positions, of any shape: integers, or floats, of NumPy, or in the CPU's memory and with DLPack. The tables are of their
-        library (that of a list is NumPy).
+        Positions, of any shape: integers, or floats, of NumPy, of Dask (lazy), or in the CPU's memory and with DLPack. The
+        tables are of their library (that of a list is NumPy).
     dim : int
         Number of features that are turned, even, below 2**31.
     base : float, default: 10000.0
