@@ -217,8 +217,6 @@ def test_a_scheduler_that_is_not_there_or_has_no_workers(x, capsys, monkeypatch,
     with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
         complaint = refused(capsys, "softmax", "x.npy", "y.npy", "--scheduler", empty.scheduler_address)
     assert f"{empty.scheduler_address} has no worker" in complaint
-    wrong = "--scheduler must be an address such as tcp://10.0.0.1:8786: "
-    assert wrong in refused(capsys, "softmax", "x.npy", "y.npy", "--scheduler", "node7")
     assert names(folder) == ["x.npy"]
 
 
