@@ -241,8 +241,9 @@ def apply_common(x, row, weight, bias):
 def apply_any(x, row, weight, bias, bounds):
     """The result for any element: elsewhere scaled as its squares were, and lifted where a factor nears underflow.
 
-    What is not selected may be infinite. What is: ``lifted`` is below 1 where `y` is tiny, and so is its first factor where
-    only `scaled` is. Where even ``lifted`` is tiny, a weight that matters is so large that it can come first, dropped.
+    What is not selected may be infinite or NaN. What is: ``lifted`` is below 1 where `y` is tiny, and so is its first factor
+    where only `scaled` is. It is not below 1 where it is NaN, as it is of a large element beside an infinity, whose `y` is 0.
+    Where even ``lifted`` is tiny, a weight that matters is so large that it can come first, dropped.
     """
     scaled = x * row.scale
     y = scaled * row.inverse
@@ -252,8 +253,7 @@ def apply_any(x, row, weight, bias, bounds):
     tiny = select(
         magnitude(lifted) < bounds.small, first * (weight * bounds.unlift) * row.inverse, lifted * weight * bounds.unlift
     )
-    underflows = (magnitude(y) < bounds.small) & (row.inverse > bounds.zero)  # an infinity in the row leaves 0 of all others
-    rescued = select(underflows, tiny, exact * weight)
+    rescued = select(magnitude(lifted) < bounds.one, tiny, exact * weight)
     return select(row.common & is_light(weight, bounds), apply_common(x, row, weight, bias), rescued)
 
 
