@@ -12,7 +12,6 @@ Cached code is executed, so it is read only from a folder that belongs to this u
 """
 
 import ctypes
-import hashlib
 import importlib
 import json
 import os
@@ -232,7 +231,7 @@ def write(path, code, binaries):
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+                file.write(_sha256(content).hexdigest().encode() + b"\n" + content)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -244,7 +243,7 @@ def write(path, code, binaries):
 def read(path):
     """Header and machine code of a cache file; ValueError if it is not exactly what was written."""
     digest, _, content = path.read_bytes().partition(b"\n")
-    if hashlib.sha256(content).hexdigest().encode() != digest:
+    if _sha256(content).hexdigest().encode() != digest:
         raise ValueError(f"{path} is damaged")
     header, _, payload = content.partition(b"\n")
     code = json.loads(header)
@@ -309,6 +308,12 @@ def _sources():
     return [parent for parent in package.parents if parent.is_file()]
 
 
+def _sha256(content=b""):
+    import hashlib  # here, as it takes 3 ms of the 50 of importing this library
+
+    return hashlib.sha256(content)
+
+
 def _signature():
     """What changes when somebody edits the source."""
     return [(file, (status := file.stat()).st_mtime_ns, status.st_size) for file in _sources()]
@@ -321,7 +326,7 @@ def _key(*versions):
     """Digest of all that decides what the compiler writes."""
     from . import __version__
 
-    digest, signature = hashlib.sha256(), _signature()
+    digest, signature = _sha256(), _signature()
     if signature != _IMPORTED or not signature:
         raise RuntimeError("the source of this process cannot be read, or was edited since")
     for file, *_ in signature:

@@ -1,10 +1,11 @@
-"""What this installation consists of and what it found on this machine: for bug reports, and beside measurements."""
+"""What this installation consists of and what it found on this machine: for bug reports, and beside measurements.
 
-import importlib.metadata
+Modules of the standard library that take long to import, 25 ms of 65, are imported by those who need them.
+"""
+
 import importlib.util
 import pathlib
 import platform
-import subprocess
 import sys
 
 from ._cpu.threads import get_num_threads
@@ -63,6 +64,8 @@ def _lines(config):
 
 
 def _versions():
+    import importlib.metadata
+
     from . import __version__
 
     found = {"fastnorm": __version__, "python": platform.python_version()}
@@ -85,6 +88,8 @@ def _processor():
 
 def processor_name():
     """What its maker calls the processor."""
+    import subprocess
+
     try:
         if sys.platform == "linux":
             for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
