@@ -33,8 +33,10 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
     with contextlib.ExitStack() as stack:
         if address is None:
             cluster = _started("--workers", _local_cluster, distributed, min(workers, len(blocks)))
-            address = stack.enter_context(cluster)
-        name = "--workers" if workers else f"--scheduler {address}"
+            name, address = "--workers", stack.enter_context(cluster)
+        else:  # checked first: a client that never begins may wait for ever when it is collected
+            name = f"--scheduler {address}"
+            _started(name, distributed.comm.get_address_host_port, address)
         client = stack.enter_context(_started(name, distributed.Client, address, timeout=PATIENCE))
         try:
             client.wait_for_workers(1, timeout=PATIENCE)
