@@ -49,7 +49,7 @@ def fill_by_workers(call, sources, targets, blocks, workers, address):
             try:
                 future.result()
             except Exception as error:
-                raise OSError(_told(error)) from None
+                raise OSError(_failure(error)) from None
             yield
 
 
@@ -97,6 +97,6 @@ def fill_one(block, call, sources, targets, version):
         raise OSError(f"{name}: {str(error) or type(error).__name__}") from error
 
 
-def _told(error):
+def _failure(error):
     """What went wrong, also where a worker could not say."""
     return str(error) if type(error) is OSError else f"the cluster gave up: {type(error).__name__}: {error}"

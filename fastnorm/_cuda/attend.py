@@ -283,9 +283,8 @@ def attend(dtype, cached, normalised, columns, wide_mask):
 
     number, result, value = types.CPointer(kind), types.CPointer(stored), types.CPointer(getattr(types, cached))
     query, key = (number, number) if normalised else (result, value)
-    return Source(
-        kernel, kinds_of(query, key, value, result, number), (THREADS, 2)
-    )  # blocks side by side: told more, ptxas spills
+    kinds = kinds_of(query, key, value, result, number)
+    return Source(kernel, kinds, (THREADS, 2))  # blocks side by side: told more, ptxas spills
 
 
 def join(dtype):

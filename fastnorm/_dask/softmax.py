@@ -96,7 +96,7 @@ def _scores_of(x, axes, scale):
     rows = matrix(x, axes)
     if not rows.shape[1]:
         return None
-    scores = stacked([_join([_measure(rows[top, left], scale) for left in lefts], False, scale) for top, lefts in tiles(rows)])
+    scores = stacked([_join([_measure(rows[top, left], scale) for left in lefts], scale=scale) for top, lefts in tiles(rows)])
     others = [n for a, n in enumerate(x.shape) if a not in axes]
     return Scores(*(field.reshape(others) for field in scores))
 
@@ -120,7 +120,7 @@ def _sum(values):
 
 
 @np.errstate(all="ignore")
-def _join(parts, last, scale):
+def _join(parts, last=False, *, scale):
     """The `Scores` of some parts of a row together, all compared with the largest at once: a factor for each, and no second."""
     parts = [part for part in parts if part is not None]
     if not parts:
