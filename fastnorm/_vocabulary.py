@@ -154,12 +154,13 @@ class Range(NamedTuple):
     lift: np.floating
     unlift: np.floating  # 1 / lift
     drop: np.floating
-    heavy: np.floating  # weights above this are not left to the common path
+    light: np.floating  # weights below this, but 0, are not left to the common path
+    heavy: np.floating  # nor are those above this
     fraction: np.floating  # of 64 differences of any two numbers: their sum stays in range
     faint_eps: np.floating  # eps * lift**2 from which on underflowing squares are negligible beside eps
 
 
-def _range(dtype, small, large, lift, drop, faint_eps):
+def _range(dtype, small, large, lift, drop, faint_eps, heavy):
     """The range with these exponents of 2."""
     power = lambda exponent: np.ldexp(dtype(1), exponent)  # noqa: E731
     return Range(
@@ -170,7 +171,8 @@ def _range(dtype, small, large, lift, drop, faint_eps):
         lift=power(lift),
         unlift=power(-lift),
         drop=power(drop),
-        heavy=power(20),
+        light=power(-heavy),
+        heavy=power(heavy),
         fraction=power(-8),
         faint_eps=power(faint_eps),
     )
@@ -179,10 +181,11 @@ def _range(dtype, small, large, lift, drop, faint_eps):
 # float32: elements reach 2**128 and 2**-149. Lifted, the smallest is 2**-49, its square 2**-98; a block below `small`
 # has elements below 2**-50, so lifted below 2**50. Dropped, the largest is 2**38. Every block's sum thus stays below
 # 2**100, which leaves room for 2**27 blocks. An eps of 2**-120 or more (lifted: 2**80) drowns what squares lose to
-# underflow (2**-149 a row, 2**-29 of eps). float64 likewise, with 2**1024 and 2**-1074.
+# underflow (2**-149 a row, 2**-29 of eps). The inverse of a common row is between 2**-64, by the largest eps, and 2**70, even of
+# 2**40 elements: times a weight between 2**-56 and 2**56 it is a normal number. float64 likewise, with 2**1024 and 2**-1074.
 RANGES = {
-    "float32": _range(np.float32, small=-100, large=96, lift=100, drop=-90, faint_eps=80),
-    "float64": _range(np.float64, small=-900, large=900, lift=600, drop=-600, faint_eps=180),
+    "float32": _range(np.float32, small=-100, large=96, lift=100, drop=-90, faint_eps=80, heavy=56),
+    "float64": _range(np.float64, small=-900, large=900, lift=600, drop=-600, faint_eps=180, heavy=500),
 }
 
 

@@ -201,6 +201,23 @@ def test_weights_that_undo_what_the_row_did():
     assert error("rms_norm", x.T.copy(), weight, eps=0.0, axis=0) <= LIMIT
 
 
+@pytest.mark.parametrize("norm", ["rms_norm", "unit_norm"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_of_any_size_beside_a_zero(norm, dtype, axis):
+    """The one element that counts may be subnormal before its weight, or its factors beside it, in rows that are common."""
+    least, most = np.finfo(dtype).minexp - np.finfo(dtype).nmant, np.finfo(dtype).maxexp
+    for exponent in (least + 3, least + 9, -90, -20, 0, 30):
+        for power in (*range(least + 1, most - 1, most // 16), -57, -55, 7, 19, 21, 55, 57, 499, 501):
+            if power < most - 1:
+                x = np.array([[1.3, 0.7, 0.9]], dtype)
+                weight = np.ldexp(np.array([0, 1.37, 0], dtype), power)
+                x[0, 1] = np.ldexp(x[0, 1], exponent)
+                for eps in (0.0, 1e-6, 1e30):
+                    y = error(norm, x if axis else x.T.copy(), weight, eps=eps, axis=axis)
+                    assert y <= LIMIT, (exponent, power, eps)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("x", "weight"),

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from .._vocabulary import magnitude, maximum, select
+from .._vocabulary import magnitude, maximum, minimum, select
 from .memory import get, itemsize, load, load_first, pointer_to, put, shifted, store, store_first, stream
 from .simd import LANES, any_lane, either, first_lanes, inlined, splat
 from .sources import keep, keep_first, keep_one, moved, read, read_first, read_one, times
@@ -89,17 +89,15 @@ moved_parameter = _of(_moved, _moved_channels)
 
 
 @inlined
-def all_light(weight, n, bounds):
-    """True if no weight is heavy: checked once a call, since the common path does not look."""
-    heaviest = splat(bounds.zero)
+def all_ordinary(weight, n, bounds):
+    """True if all weights are ordinary: checked once a call, since the common path does not look."""
+    lightest, heaviest = splat(bounds.one), splat(bounds.zero)
     j = 0
     while j < n:
-        if j + LANES <= n:
-            heaviest = maximum(magnitude(lanes_of(weight, j)), heaviest)
-        else:
-            heaviest = maximum(magnitude(first_of(weight, j, n - j)), heaviest)
+        size = magnitude(lanes_of(weight, j) if j + LANES <= n else first_of(weight, j, n - j))
+        lightest, heaviest = minimum(select(size == bounds.zero, bounds.one, size), lightest), maximum(size, heaviest)
         j += LANES if weight.step else n
-    return not any_lane(heaviest > bounds.heavy)
+    return not any_lane((lightest < bounds.light) | (heaviest > bounds.heavy))
 
 
 # ------------------------------------------------------------------------------------------------- rows, or part of them

@@ -241,7 +241,7 @@ def columns(norm, dtype):
             xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)
             common = all_common
             if wary:
-                common = all_common and _math.is_light(weight, bounds)
+                common = all_common and _math.is_ordinary(weight, bounds)
             apply_columns(xj, oj, columns, results, width, weight, bias, common, streaming, next_slab, shifts)
 
     @inlined

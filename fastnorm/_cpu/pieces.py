@@ -3,7 +3,7 @@
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
-from .apply import all_light, apply_each, apply_span, parameter
+from .apply import all_ordinary, apply_each, apply_span, parameter
 from .blocks import about, climb, guess_shift, no_statistics, root, summarise
 from .edges import to_line
 from .layout import DEPTH
@@ -118,7 +118,7 @@ def apply(norm, dtype):
         fast = factors.common and x.strides[0] == itemsize(xp) and out.strides[0] == itemsize(op)
         fast = fast and 0 <= w.step <= 1 and 0 <= b.step <= 1
         if wary:
-            fast = fast and all_light(w, n, bounds)
+            fast = fast and all_ordinary(w, n, bounds)
         if fast:
             head = to_line(op, n) if streaming[0] else 0
             apply_span(apply_common, xp, w, b, factors, op, 0, head, False, False)

@@ -8,7 +8,7 @@ rate, against 0.81 for one pass after the other (16384 x 4096 float32, two cores
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
-from .apply import all_light, apply_each, apply_span, lanes_of, moved_parameter, parameter, write
+from .apply import all_ordinary, apply_each, apply_span, lanes_of, moved_parameter, parameter, write
 from .blocks import (
     add_lanes,
     block_statistics,
@@ -79,7 +79,7 @@ def schedule(norm, computed):
         return j, index, top
 
     @inlined
-    def contiguous(source, stride, weight, bias, parameter_stride, light, eps, lifted_eps, out, out_stride, rows, n, streaming):
+    def contiguous(source, stride, weight, bias, parameter_stride, ordinary, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(nothing, DEPTH)
         # What rows hold back of the line that they share with the next; also of what a sum keeps, if its lines begin alike.
         edge, keep_edge, held = stack_like(out, EDGE), stack_like(memory_of(source), EDGE), 0
@@ -94,7 +94,7 @@ def schedule(norm, computed):
                 factors = settle(row, shift, eps, lifted_eps, bounds)
                 if i < rows:
                     next_shift = guess(following, dense(following), n, bounds)
-                if factors.common and light:
+                if factors.common and ordinary:
                     j = to_line(out, n) if streaming else 0
                     if held > 0:
                         values = read(source, 0)
@@ -149,10 +149,10 @@ def schedule(norm, computed):
         if rows * n > 0:
             w = parameter(weight, stack_of(bounds.zero, LANES))
             b = parameter(bias, stack_of(bounds.zero, LANES))
-            op, light = pointer_to(out), True
+            op, ordinary = pointer_to(out), True
             if wary:
-                light = all_light(w, n, bounds)
-            contiguous(source, row_stride, w, b, 0, light, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
+                ordinary = all_ordinary(w, n, bounds)
+            contiguous(source, row_stride, w, b, 0, ordinary, eps[0], eps[1], op, out.strides[0], rows, n, streaming[0])
             if streaming[0]:
                 fence()
 

@@ -7,7 +7,7 @@ instead of 0.74), since a row is found in the first cache when it is read for th
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES
-from .apply import all_light, apply_each, apply_span, parameter
+from .apply import all_ordinary, apply_each, apply_span, parameter
 from .blocks import guess_shift, no_shift, no_statistics, on_centre, summarise
 from .layout import DEPTH
 from .memory import pointer_to, shifted, stack_of
@@ -33,7 +33,7 @@ def schedule(norm, computed):
             tree, target = stack_of(nothing, DEPTH), pointer_to(out)
             fast = is_dense(source, stride) and out.strides[1] == out.itemsize and 0 <= w.step <= 1 and 0 <= b.step <= 1
             if wary:
-                fast = fast and all_light(w, n, bounds)
+                fast = fast and all_ordinary(w, n, bounds)
             for _ in range(rows):
                 shift = guess(source, stride, n, bounds)
                 row = summarise(join, tree, source, stride, n, shift, eps[1], bounds)

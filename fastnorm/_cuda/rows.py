@@ -10,7 +10,7 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .._vocabulary import magnitude, maximum
+from .._vocabulary import magnitude, maximum, minimum, select
 from .block import WARP, inlined, is_given, rounded, shifted
 from .launch import MOST_THREADS, SHORT_ROWS, Source
 from .sums import GUESSED, SHARED, guess, measure
@@ -53,12 +53,13 @@ def application(norm, dtype, aligned, whole, grouped=False):
     _, _, _, store_tile = moves(dtype, aligned)
 
     @inlined
-    def all_light(weights):
+    def all_ordinary(weights):
         """True if no weight is one that `apply_common` must not meet."""
-        heaviest = bounds.zero
+        lightest, heaviest = bounds.one, bounds.zero
         for k in range(part):
-            heaviest = maximum(magnitude(weights[k]), heaviest)
-        return _math.is_light(heaviest, bounds)
+            size = magnitude(weights[k])
+            lightest, heaviest = minimum(select(size == bounds.zero, bounds.one, size), lightest), maximum(size, heaviest)
+        return (lightest >= bounds.light) & (heaviest <= bounds.heavy)
 
     @inlined
     def apply_tile(tile, weight, bias, channels, inner, factors, out, start, n):
@@ -66,7 +67,7 @@ def application(norm, dtype, aligned, whole, grouped=False):
         for first in range(0, held, part):
             for k in range(0, part, width):
                 load_parameters(weight, bias, channels, inner, start, n, first + k, weights, biases, k)
-            if factors.common and (not wary or all_light(weights)):
+            if factors.common and (not wary or all_ordinary(weights)):
                 for k in range(part):
                     tile[first + k] = apply_common(tile[first + k], factors, weights[k], biases[k])
             else:

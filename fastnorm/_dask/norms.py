@@ -156,10 +156,10 @@ def applied(rows, factors, parameters_at, norm, stored):
 
 
 def _result(x, row, formulas, weight=None, bias=None):
-    """The result of a tile; elements of common rows, beside light weights, take the shorter formula."""
-    light = weight is None or not formulas.wary or bool(_math.is_light(weight, BOUNDS).all())
+    """The result of a tile; elements of common rows, beside ordinary weights, take the shorter formula."""
+    ordinary = weight is None or not formulas.wary or bool(_math.is_ordinary(weight, BOUNDS).all())
     weight = BOUNDS.one if weight is None else weight
     bias = BOUNDS.zero if bias is None else bias
-    if light and row.common.all():
+    if ordinary and row.common.all():
         return formulas.apply_common(x, row, weight, bias)
     return formulas.apply_any(x, row, weight, bias, BOUNDS)

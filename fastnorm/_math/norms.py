@@ -213,7 +213,8 @@ def settle_unit(row, shift, eps, lifted_eps, bounds):
     length = sqrt(squares)
     longest = select(floor > length, floor, length)
     inverse = select(row.squares == bounds.zero, bounds.zero, bounds.one / longest)
-    common = ((scale == bounds.one) & (squares >= bounds.small)) | (row.squares == bounds.zero)
+    ordinary = (scale == bounds.one) & (squares >= bounds.small) & (floor <= bounds.heavy)
+    common = ordinary | (row.squares == bounds.zero)
     return Factors(scale, inverse, common)
 
 
@@ -228,14 +229,19 @@ def settle_layer(row, shift, eps, lifted_eps, bounds):
 
 
 # ---------------------------------------------------------------------------------------------- the result, applied
-def is_light(weight, bounds):
-    """False for a weight so large that it brings back what a subnormal ``x * inverse`` has lost."""
-    return magnitude(weight) <= bounds.heavy
+def is_ordinary(weight, bounds):
+    """False for a weight so large or small that its product with the `inverse` of a common row might leave the range."""
+    size = magnitude(weight)
+    return (size == bounds.zero) | ((size >= bounds.light) & (size <= bounds.heavy))
 
 
 def apply_common(x, row, weight, bias):
-    """The result for an element of a common row with a light weight."""
-    return x * row.inverse * weight
+    """The result for an element of a common row with an ordinary weight.
+
+    The factors come first: their product is in range, whatever x is, so that only a result may be subnormal. With ``x * inverse``
+    first, a large weight would bring back what that lost.
+    """
+    return x * (row.inverse * weight)
 
 
 def apply_any(x, row, weight, bias, bounds):
@@ -254,7 +260,7 @@ def apply_any(x, row, weight, bias, bounds):
         magnitude(lifted) < bounds.small, first * (weight * bounds.unlift) * row.inverse, lifted * weight * bounds.unlift
     )
     rescued = select(magnitude(lifted) < bounds.one, tiny, exact * weight)
-    return select(row.common & is_light(weight, bounds), apply_common(x, row, weight, bias), rescued)
+    return select(row.common & is_ordinary(weight, bounds), apply_common(x, row, weight, bias), rescued)
 
 
 def apply_common_centred(x, row, weight, bias):
@@ -281,7 +287,7 @@ class Norm(NamedTuple):
     apply_any: Any
     centred: bool  # by Moments, hence with a shift
     biased: bool  # takes a bias; if not, formulas must not look at the one they are given: on a CPU the weight stands there
-    wary: bool  # heavy weights are not for `apply_common`
+    wary: bool  # `apply_common` takes ordinary weights only
 
 
 NORMS = {
