@@ -181,7 +181,7 @@ def _range(dtype, small, large, lift, drop, faint_eps, heavy):
 # float32: elements reach 2**128 and 2**-149. Lifted, the smallest is 2**-49, its square 2**-98; a block below `small`
 # has elements below 2**-50, so lifted below 2**50. Dropped, the largest is 2**38. Every block's sum thus stays below
 # 2**100, which leaves room for 2**27 blocks. An eps of 2**-120 or more (lifted: 2**80) drowns what squares lose to
-# underflow (2**-149 a row, 2**-29 of eps). The inverse of a common row is between 2**-64, by the largest eps, and 2**70, even of
+# underflow (2**-149 a row, 2**-29 of eps). The inverse of a common row is between 2**-64, by the largest eps, and 2**70, of
 # 2**40 elements: times a weight between 2**-56 and 2**56 it is a normal number. float64 likewise, with 2**1024 and 2**-1074.
 RANGES = {
     "float32": _range(np.float32, small=-100, large=96, lift=100, drop=-90, faint_eps=80, heavy=56),

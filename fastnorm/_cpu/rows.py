@@ -79,7 +79,7 @@ def schedule(norm, computed):
         return j, index, top
 
     @inlined
-    def contiguous(source, stride, weight, bias, parameter_stride, ordinary, eps, lifted_eps, out, out_stride, rows, n, streaming):
+    def contiguous(source, stride, weight, bias, step, ordinary, eps, lifted_eps, out, out_stride, rows, n, streaming):
         tree = stack_of(nothing, DEPTH)
         # What rows hold back of the line that they share with the next; also of what a sum keeps, if its lines begin alike.
         edge, keep_edge, held = stack_like(out, EDGE), stack_like(memory_of(source), EDGE), 0
@@ -134,7 +134,7 @@ def schedule(norm, computed):
                     held, size = 0, itemsize(out)
                     apply_each(apply_any, source, dense(source), weight, bias, factors, out, size, n, bounds)
                 out = shifted(out, out_stride)
-                weight, bias = moved_parameter(weight, parameter_stride), moved_parameter(bias, parameter_stride)
+                weight, bias = moved_parameter(weight, step), moved_parameter(bias, step)
             while i < rows and index * BLOCK < n:
                 start = index * BLOCK
                 stop = start + BLOCK if start + BLOCK < n else n

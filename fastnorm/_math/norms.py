@@ -238,8 +238,8 @@ def is_ordinary(weight, bounds):
 def apply_common(x, row, weight, bias):
     """The result for an element of a common row with an ordinary weight.
 
-    The factors come first: their product is in range, whatever x is, so that only a result may be subnormal. With ``x * inverse``
-    first, a large weight would bring back what that lost.
+    The factors come first: their product is in range, whatever x is, so that only a result may be subnormal. Were it
+    ``x * inverse``, a large weight would bring back what that has lost.
     """
     return x * (row.inverse * weight)
 
