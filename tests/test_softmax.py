@@ -36,6 +36,20 @@ def test_lengths(rng, dtype, n):
     assert_right((3 * rng.standard_normal((3, n))).astype(dtype))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [9, 512, 1025, 4099, 10_000, 300_000])
+def test_one_score_that_outweighs_others(rng, dtype, n, axis):
+    """It would take the last bits of each that it is added to, of a sum that is not much larger."""
+    for distance in (3, 9, 13, 16, 17, 18, 36):
+        for largest in (1, 1, 1, 2, 3):
+            x = rng.standard_normal((max(2, 150_000 // n), n)).astype(dtype)
+            x[:, rng.integers(0, n, largest)] = distance
+            y = assert_right(x if axis else np.ascontiguousarray(x.T), axis)
+            top, wanted = (z.max(axis) for z in (y, oracles.softmax(x if axis else x.T, axis)))
+            assert (np.abs(top - wanted) <= 4 * np.spacing(wanted.astype(dtype))).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -55,9 +69,11 @@ def test_any_axis_and_scale(seed, shape, axis, size, scale, offset):
 
 @pytest.mark.parametrize("shape", [(600, 2500), (70, 9000), (3, 700_001), (1 << 20, 1), (2, 300, 40, 60)])
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
-def test_schedules_give_the_same_bits(rng, threads, shape, function):
-    """Rows, columns, pieces, streamed or not, on any number of threads."""
+@pytest.mark.parametrize("peaks", [0, 2])
+def test_schedules_give_the_same_bits(rng, threads, shape, function, peaks):
+    """Rows, columns, pieces, streamed or not, on any number of threads. Where a peak outweighs others its row is summed twice."""
     x = rng.standard_normal(shape, np.float32)
+    x[::2, ..., :peaks] = np.float32(3 + np.log(shape[-1]))
     function = getattr(fastnorm, function)
     threads(2)
     whole = function(x)

@@ -10,11 +10,11 @@ def wide(array):
 @np.errstate(all="ignore")
 def softmax(x, axis=-1, scale=1.0):
     """Zeros for a row of minus infinities."""
-    x = wide(x) * scale
-    largest = x.max(axis, keepdims=True)
-    weights = np.exp(x - np.where(np.isneginf(largest), 0, largest))
-    total = weights.sum(axis, keepdims=True)
-    return np.where(total == 0, 0, weights / total)
+    x = np.moveaxis(wide(x) * scale, axis, -1)
+    largest = x.max(-1, keepdims=True)
+    weights = np.ascontiguousarray(np.exp(x - np.where(np.isneginf(largest), 0, largest)))  # rows NumPy adds up pairwise
+    total = weights.sum(-1, keepdims=True)
+    return np.moveaxis(np.where(total == 0, 0, weights / total), -1, axis)
 
 
 @np.errstate(all="ignore")

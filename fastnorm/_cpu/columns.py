@@ -26,7 +26,7 @@ from .column_sums import (
     sum_chain,
 )
 from .edges import to_line
-from .layout import BLOCK, CHAIN_LEVELS, DEPTH, FEW, SLAB, result_rows
+from .layout import AHEAD_ROWS, BLOCK, CHAIN_LEVELS, DEPTH, FEW, SLAB, result_rows
 from .memory import (
     fence,
     itemsize,
@@ -63,28 +63,44 @@ def prefetch_chain(x, x_stride, chain, count, column):
 
 
 @inlined
-def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale, shifts, bounds):
-    """Sums of a block, for columns `start` to `stop`: at the lowest level of `sums`."""
+def leaves_of(count):
+    """The chains of a block that has so many rows of memory, as leaves of a tree."""
     leaves = 1
     while leaves < count and leaves < LANES:
         leaves *= 2
-    top = 0
+    return leaves
+
+
+@inlined
+def place_sums(sums, top, index, width, column, more, shifts):
+    """Leaf `index` of the trees of 64 columns, or what it makes complete; as `climb`, which cannot keep the tops of all."""
+    while index & 1:
+        top -= 1
+        more = join_sums(sums, top, width, column, more, shifts)
+        index >>= 1
+    store_sums(sums, top, width, column, more, shifts)
+
+
+@inlined
+def climbed(top, index):
+    """The `top` of trees after leaf `index`."""
+    while index & 1:
+        top -= 1
+        index >>= 1
+    return top + 1
+
+
+@inlined
+def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale, shifts, bounds):
+    """Sums of a block, for columns `start` to `stop`: at the lowest level of `sums`."""
+    leaves, top = leaves_of(count), 0
     for i in range(leaves):
         chain, following = bit_reversed(i, leaves), bit_reversed(i + 1, leaves)
         for column in range(start, stop, LANES):
             prefetch_chain(x, x_stride, following, count, column)
             more = sum_chain(x, x_stride, chain, count, column, columns, scale, shifts, bounds)
-            carry, level = i, top
-            while carry & 1:
-                level -= 1
-                more = join_sums(sums, level, width, column, more, shifts)
-                carry >>= 1
-            store_sums(sums, level, width, column, more, shifts)
-        carry = i
-        while carry & 1:
-            top -= 1
-            carry >>= 1
-        top += 1
+            place_sums(sums, top, i, width, column, more, shifts)
+        top = climbed(top, i)
 
 
 @inlined
@@ -187,8 +203,8 @@ def columns(norm, dtype):
     kept, quantities = result_rows(norm.centred), 2 if norm.centred else 1
 
     @inlined
-    def apply_columns(x, out, columns, results, width, weight, bias, all_common, streaming, next_slab, shifts):
-        """The results of one row of memory: an element of each column."""
+    def apply_columns(x, out, columns, results, width, weight, bias, all_common, streaming, following, shifts):
+        """The results of one row of memory: an element of each column. Meanwhile, what is read next can be on its way."""
         head = to_line(out, columns) if streaming else 0
         column, stop = 0, head
         while column < columns:
@@ -204,8 +220,7 @@ def columns(norm, dtype):
             if count < LANES:
                 store_first(out, column, count, y)
             elif streaming:
-                if next_slab > 0:
-                    prefetch(x, column + next_slab)  # while this slab is written, the next one can be read
+                prefetch(following, column)
                 stream(out, column, y)
             else:
                 store(out, column, y)
@@ -242,7 +257,8 @@ def columns(norm, dtype):
             common = all_common
             if wary:
                 common = all_common and _math.is_ordinary(weight, bounds)
-            apply_columns(xj, oj, columns, results, width, weight, bias, common, streaming, next_slab, shifts)
+            following = shifted(xj, next_slab * itemsize(x) if next_slab > 0 else AHEAD_ROWS * x_stride)
+            apply_columns(xj, oj, columns, results, width, weight, bias, common, streaming, following, shifts)
 
     @inlined
     def run(x, weight, bias, eps, scratch, streaming, out):

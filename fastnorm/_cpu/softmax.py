@@ -5,12 +5,27 @@ from typing import NamedTuple
 import numpy as np
 
 from .._compile import Scratch, kernel
-from .._math import add_totals
-from .._vocabulary import COMPUTED, finite_in
-from .layout import DEPTH, KEPT, LANES, LARGEST, LOGARITHM, PROBABILITY, RESULT, SUM, planes, row_count, slab_width, tasks
+from .._math import add_totals, is_outweighed
+from .._vocabulary import COMPUTED, EXPONENTIALS, finite_in
+from .layout import (
+    APART,
+    KEPT,
+    LANES,
+    LARGEST,
+    LOGARITHM,
+    PROBABILITY,
+    RESULT,
+    SUM,
+    planes,
+    row_count,
+    slab_width,
+    softmax_scratch_rows,
+    tasks,
+)
 from .norms import ENDLESS, LONG, PLAIN, TASK, as_stored, step_of, streaming_of
 from .threads import get_num_threads, share
 
+WIDEST = 512  # columns of a slab: what is kept of each shall stay in a cache
 PARALLEL = 1 << 17  # elements a task should have at least: an exponential is more work than the rest of a norm
 
 
@@ -113,6 +128,9 @@ def _by_pieces(x, given, flags, out):
         known[:2] = np.fmax.reduce(found[:, 0]), np.fmin.reduce(found[:, 1])
         take(SUM)
         known[2] = _joined(list(found[:, 0]))
+        if is_outweighed(known[2], EXPONENTIALS[given.dtype.name]):
+            take(APART)
+            known[2] = found[:, 1].sum() + _joined(list(found[:, 0]))
         take(RESULT)
 
 
@@ -134,10 +152,10 @@ def _by_columns(view, given, flags):
     """Tasks are planes, or columns of a plane where there are fewer planes than threads."""
     x, out = view.arrays
     n_planes, n, n_columns = x.shape
-    width = min(slab_width(n, n_columns, x.itemsize), 512)  # with 64 chains each, columns take much room
-    flags = np.array([*flags, 0, width], np.int64)
-    room = Scratch((3 + DEPTH + LANES) * width, given.dtype)
-    run = kernel("fastnorm._cpu.softmax_kernels:columns", x.dtype.name)
+    width = min(slab_width(n, n_columns, x.itemsize), WIDEST)
+    flags = np.array([*flags, width], np.int64)
+    room = Scratch(softmax_scratch_rows(n) * width, given.dtype)
+    run = kernel("fastnorm._cpu.softmax_columns:columns", x.dtype.name)
     if n_planes >= get_num_threads():
         share(run.over(None, x, given, flags, room, out), n_planes, max(1, TASK // (n * n_columns)))
     else:

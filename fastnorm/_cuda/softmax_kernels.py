@@ -1,6 +1,7 @@
 """The kernel of softmax, a block of threads a row, or a warp: the largest of the row, the sum of exponentials, the result.
 
-A row that the block can hold is read once; a longer one three times.
+A row that the block can hold is read once; a longer one three times. Exponentials that are exactly 1 are counted apart from
+the sum of the others, from which they would take the last bits.
 """
 
 from numba import cuda
@@ -80,14 +81,16 @@ def schedule(what, dtype, aligned, whole, warp=False):
 
     @inlined
     def exponentials(tile, start, n, how):
-        """Exponentials in place, or distances if these are what is asked for; returns the sum of exponentials."""
-        total = zero
+        """Exponentials in place, or distances if these are what is asked for; returns how many are 1, and the others' sum."""
+        ones, others = zero, zero
         for k in range(held):
             distance = _math.scaled_difference(tile[k], how)
             power = _math.exponential(distance, numbers)
             tile[k] = distance if logarithm else power
-            total += select(is_inside(start, n, k), power, zero)
-        return total
+            power = select(is_inside(start, n, k), power, zero)
+            ones += select(power == one, one, zero)
+            others += select(power == one, zero, power)
+        return ones, others
 
     @inlined
     def finish(tile, total):
@@ -109,14 +112,15 @@ def schedule(what, dtype, aligned, whole, warp=False):
         largest = largest_of_all(largest, shared, nothing)
         smallest = zero - largest_of_all(zero - smallest, shared, nothing)
         how = _math.comparison(largest, smallest, sign, scale, bounds.fraction, numbers)
-        total = zero
+        ones, others = zero, zero
         start = 0
         while start < n:
             if not whole:
                 load_tile(x, start, n, tile)
-            total += exponentials(tile, start, n, how)
+            more_ones, more = exponentials(tile, start, n, how)
+            ones, others = ones + more_ones, others + more
             start += step
-        total = sum_of_all(total, shared, zero)
+        total = sum_of_all(ones, shared, zero) + sum_of_all(others, shared, zero)
         if sum_only:
             strange = largest_of_all(strange, shared, nothing)
             value = _math.log_sum(_math.Weights(largest, total), numbers)

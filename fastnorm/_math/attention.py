@@ -136,6 +136,11 @@ def mixed(a, b, mixture):
     return a * mixture.of_a + b * mixture.of_b
 
 
+def is_outweighed(total, numbers):
+    """True if the exponential of the largest score, 1, is so much of the sum that what it takes from others may show."""
+    return total < numbers.two + numbers.two
+
+
 def add_totals(a, b):
     """The sums of two parts of a row together, both about the same score."""
     return a + b
