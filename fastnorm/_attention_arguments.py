@@ -20,6 +20,7 @@ from ._checks import (
     native,
     number_of,
     result_dtype,
+    scale_of,
 )
 from ._dispatch import backend_with, describe, library_of
 from ._vocabulary import STORED, name_of
@@ -125,7 +126,7 @@ def asked(
         lengths,
         left,
         right,
-        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else number_of(name, "scale", scale),
+        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else scale_of(name, scale),
         _softcap(name, softcap, kind),
         _of_heads(name, "alibi_slopes", slopes, n_heads, kind, arrays),
         _of_heads(name, "sinks", sinks, n_heads, kind, arrays),
@@ -199,7 +200,7 @@ def _integers(name, argument, value, batch):
         )
     check_members(name, argument, value)
     try:
-        given = np.empty(0, object) if foreign(value) else np.asarray(value)
+        given = np.empty(0, object) if foreign(value) or _holds_truths(value) else np.asarray(value)
     except ValueError:  # lists of different lengths
         given = np.empty(0, object)
     if given.dtype.kind not in "iu":
@@ -211,6 +212,11 @@ def _integers(name, argument, value, batch):
         return np.full(batch, np.minimum(given, given.dtype.type(min(_FAR, np.iinfo(given.dtype).max))), np.int64)
     except ValueError:
         raise ValueError(f"{name}: {argument} must broadcast to the batch axes, {batch}, got shape {given.shape}") from None
+
+
+def _holds_truths(value):
+    """True for a list with truth values, which NumPy makes 1 and 0 of beside integers."""
+    return isinstance(value, (list, tuple)) and any(isinstance(one, (bool, np.bool_)) for one in np.array(value, object).flat)
 
 
 def _starts(name, q_start, batch):

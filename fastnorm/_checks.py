@@ -1,5 +1,6 @@
 """One argument at a time: what it must be, what it becomes, and the error if it cannot."""
 
+import math
 import numbers
 import operator
 
@@ -213,6 +214,14 @@ def number_of(function, name, value):
         return float(value)
     except OverflowError:
         raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
+
+
+def scale_of(function, scale):
+    """A factor of scores as a float. One that is not finite would make NaN of most rows."""
+    number = number_of(function, "scale", scale)
+    if not math.isfinite(number):
+        raise ValueError(f"{function}: scale must be finite, got {scale!r}")
+    return number
 
 
 def check_flag(function, name, value):

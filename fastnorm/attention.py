@@ -89,8 +89,9 @@ def attention(
         `mask` is of integers; if `window` is no pair of integers; if a number is not one.
     ValueError
         If shapes do not fit each other as above, or D is 0; if a length is not within 0 and Lk; if `window` has a side below
-        -1; if `softcap` is not positive, or `eps` negative or NaN; if `qk_norm` is none of those above; if `out` has another
-        shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+        -1; if `scale` is infinite or NaN, `softcap` not positive, or `eps` negative or NaN; if `qk_norm` is none of those
+        above; if `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer
+        than 1.
 
     See Also
     --------

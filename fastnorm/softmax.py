@@ -37,7 +37,8 @@ def softmax(x, *, axis=-1, scale=ONE, out=None):
         If `x` is not of the kinds and dtypes above; if `out` belongs to another library or is not an array; if `scale` is not a
         number, or `axis` not an integer.
     ValueError
-        If `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+        If `scale` is infinite or NaN; if `out` has another shape or dtype than the result, is read-only, or has a stride of 0
+        along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 
@@ -98,7 +99,8 @@ def log_softmax(x, *, axis=-1, scale=ONE, out=None):
         If `x` is not of the kinds and dtypes above; if `out` belongs to another library or is not an array; if `scale` is not a
         number, or `axis` not an integer.
     ValueError
-        If `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+        If `scale` is infinite or NaN; if `out` has another shape or dtype than the result, is read-only, or has a stride of 0
+        along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 

@@ -1,6 +1,7 @@
 """Wrong calls get a clear error and change nothing; odd but legal ones work."""
 
 import inspect
+import re
 
 import ml_dtypes
 import numpy as np
@@ -582,5 +583,11 @@ def test_truth_values_within_an_argument():
         fastnorm.rms_norm(X, axis=(1, True))
     with pytest.raises(TypeError, match=r"^attention: window must be a pair of integers, \(left, right\), got \(2, False\)"):
         fastnorm.attention(Q, Q, Q, window=(2, False))
+    batch = np.ones((2, 1, 3, 4), np.float32)
+    for name in ("kv_lengths", "q_start"):
+        for value in ([True, 2], (2, np.False_), [[1, True]]):
+            got = re.escape(repr(value))
+            with pytest.raises(TypeError, match=rf"^attention: {name} must be an integer, or a list .*, got {got}$"):
+                fastnorm.attention(batch, batch, batch, **{name: value})
     with pytest.raises(ValueError, match=r"^rope_tables: scaling must have positive numbers, got factor=True"):
         fastnorm.rope_tables([0, 1], 4, scaling={"type": "linear", "factor": True})

@@ -332,6 +332,8 @@ WRONG = [
     (TypeError, "softcap must|'a'", (Q, K, K), {"softcap": "a"}),
     (TypeError, "scale must|'a'", (Q, K, K), {"scale": "a"}),
     (TypeError, "is_causal must|1", (Q, K, K), {"is_causal": 1}),
+    (ValueError, "scale must be finite|nan", (Q, K, K), {"scale": np.nan}),
+    (ValueError, "scale must be finite|inf", (Q, K, K), {"scale": np.inf}),
     (ValueError, "alibi_slopes must|(4,)|(2,)", (Q, K, K), {"alibi_slopes": np.ones(2)}),
     (ValueError, "sinks must|(4,)|(4, 1)", (Q, K, K), {"sinks": np.ones((4, 1))}),
     (ValueError, "qk_norm must|'layer'", (Q, K, K), {"qk_norm": "layer"}),

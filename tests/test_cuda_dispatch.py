@@ -201,6 +201,14 @@ def test_lengths_are_for_the_host(device):
             fastnorm.attention(q, q, q, **{argument: device.array(np.array([1, 2]))})
 
 
+@pytest.mark.parametrize("function", [fastnorm.softmax, fastnorm.log_softmax])
+@pytest.mark.parametrize("scale", [float("inf"), float("nan")])
+def test_a_scale_is_finite(device, function, scale):
+    with pytest.raises(ValueError, match=f"^{function.__name__}: scale must be finite, got {scale}$"):
+        function(device.array(np.ones((2, 8), np.float32)), scale=scale)
+    assert not device.launches
+
+
 def test_tables_are_made_on_the_host(device):
     with pytest.raises(TypeError, match=r"^rope_tables: positions must be in the CPU's memory, .* got cupy.ndarray$"):
         fastnorm.rope_tables(device.array(np.arange(3)), 4)

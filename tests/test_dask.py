@@ -422,6 +422,8 @@ WRONG = [
     ("group_norm", (2.5,), {}),
     ("group_norm", (4, np.ones(4)), {}),
     ("softmax", (), {"scale": "a"}),
+    ("softmax", (), {"scale": np.nan}),
+    ("log_softmax", (), {"scale": np.inf}),
     ("softmax", (), {"axis": 0.5}),
     ("logsumexp", (), {"keepdims": 1}),
     ("logsumexp", (), {"axis": -3}),

@@ -190,6 +190,9 @@ def test_wrong_calls(function):
             function(x, out=np.zeros((2, 4)))
         with pytest.raises(TypeError, match=f"^{name}: scale must"):
             function(x, scale="a")
+        for scale in (np.inf, -np.inf, np.nan, np.float16(np.inf)):
+            with pytest.raises(ValueError, match=rf"^{name}: scale must be finite, got .*{scale}"):
+                function(x, scale=scale)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
