@@ -507,13 +507,18 @@ def test_an_interruption_after_the_end_does_not_deny_it(folder, monkeypatch, cap
     "arguments",
     [
         ("rms_norm", "x.npy", "y.npy"),
-        ("rms_norm", "x.npy", "--in-place"),
-        ("rms_norm", "x.npy", "y.npy", "--axis", "0"),
         ("rms_norm", "x.npy", "--in-place", "--axis", "0"),
         ("add_rms_norm", "x.npy", "y.npy", "--residual", "r.npy", "--residual-out", "h.npy"),
-        ("group_norm", "x.npy", "y.npy", "--num-groups", "1"),
-        ("group_norm", "x.npy", "y.npy", "--num-groups", "32", "--axis", "0"),
-        ("logsumexp", "x.npy", "y.npy", "--axis", "0"),
+        *(
+            pytest.param(arguments, marks=pytest.mark.slow)
+            for arguments in (
+                ("rms_norm", "x.npy", "--in-place"),
+                ("rms_norm", "x.npy", "y.npy", "--axis", "0"),
+                ("group_norm", "x.npy", "y.npy", "--num-groups", "1"),
+                ("group_norm", "x.npy", "y.npy", "--num-groups", "32", "--axis", "0"),
+                ("logsumexp", "x.npy", "y.npy", "--axis", "0"),
+            )
+        ),
     ],
 )
 def test_memory_does_not_grow_with_the_file(folder, arguments):

@@ -57,7 +57,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("n", [7, 64, 1100])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_layouts(rng, name, n, dtype):

@@ -27,7 +27,7 @@ def close(y, wanted, rtol, atol):
 
 # ------------------------------------------------------------------------------------------------ softmax and RoPE
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 3, 8, 33, 1000, pytest.param(20000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [1000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 8, 33, 20000))])
 @np.errstate(all="ignore")
 def test_softmax(device, rng, n, dtype):
     x, unit = (3 * rng.standard_normal((5, n))).astype(dtype), UNIT[dtype]
@@ -95,8 +95,12 @@ def test_rope_reads_once_and_writes_once(rng):
 
 
 # -------------------------------------------------------------------------------------------------------- attention
-@pytest.mark.parametrize("n", [1, pytest.param(5, marks=pytest.mark.slow), 21])
-@pytest.mark.parametrize("options", EACH_OPTION.values(), ids=EACH_OPTION)
+QUICK = "none", "causal", "scale and cap", "RMS"
+OPTIONS = [pytest.param(o, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, o in EACH_OPTION.items()]
+
+
+@pytest.mark.parametrize("n", [21, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
+@pytest.mark.parametrize("options", OPTIONS)
 def test_options(device, rng, options, n):
     checked(device, *arrays(rng, n=n), **options)
 
@@ -122,21 +126,24 @@ def test_masks(device, rng, kind):
         checked(device, q, k, v, mask=mask)
 
 
+WIDEST = pytest.param("float64", "float64", marks=pytest.mark.slow)
 MIXED = pytest.param("float16", "float32", marks=pytest.mark.slow)
-WIDE = ("float32", "float64")  # a cache wider than the computation
+WIDE = pytest.param("float32", "float64", marks=pytest.mark.slow)  # a cache wider than the computation
 
 
-@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, ("float64", "float64")])
+@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, WIDEST])
 def test_dtypes(device, rng, dtype, cached):
     checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), is_causal=True)
 
 
-@pytest.mark.parametrize(("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, ("float32", "float16")])
+@pytest.mark.parametrize(
+    ("dtype", "cached"), [("float16", "float16"), MIXED, WIDE, pytest.param("float32", "float16", marks=pytest.mark.slow)]
+)
 def test_dtypes_with_normalised_keys(device, rng, dtype, cached):
     checked(device, *arrays(rng, n=3, keys=40, sizes=(16, 16), dtype=dtype, cached=cached), qk_norm="rms")
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (64, 100), pytest.param((8, 300), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [(1, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in ((64, 100), (8, 300)))])
 def test_head_sizes(device, rng, sizes):
     """Values wider than what a warp holds are taken by several blocks."""
     checked(device, *arrays(rng, n=3, keys=40, sizes=sizes))
@@ -180,7 +187,7 @@ def test_numbers_far_from_one(device, case, n_keys):
     np.testing.assert_allclose(device.host(lse), np.full(1, wanted_lse), rtol=2e-6)
 
 
-@pytest.mark.parametrize(("dtype", "n"), [("float32", 2), ("float16", 20)])
+@pytest.mark.parametrize(("dtype", "n"), [("float32", 2), pytest.param("float16", 20, marks=pytest.mark.slow)])
 def test_a_cap_beyond_the_dtype(device, rng, dtype, n):
     """All scores are equal within it: it is no cap of 0, which would be none."""
     q, k, v = arrays(rng, n=n, keys=40, sizes=(16, 16), dtype=dtype)
@@ -230,7 +237,7 @@ PROGRAMS = [
     ("fastnorm._cuda.softmax_kernels:rows", "logsumexp", "int16", True, False),
     ("fastnorm._cuda.rotate:rotate", "int16", True, False),
     ("fastnorm._cuda.rotate:rotate", "float32", True, True),
-    (ATTEND, "float32", "float32", False, 4, False),
+    pytest.param((ATTEND, "float32", "float32", False, 4, False), marks=pytest.mark.slow),
     pytest.param((ATTEND, "int16", "uint16", False, 2, False), marks=pytest.mark.slow),
     ("fastnorm._cuda.attend:join", "float32"),
 ]

@@ -252,10 +252,10 @@ def test_arrays_of_other_libraries_on_a_gpu(device, rng):
 
 TIMED = [Case(1, "layer_norm", (3, 100), ()), Case(3, "add_rms_norm", (3, 100), ()), Case(7, "softmax", (3, 100), ())]
 TIMED += [Case(7, "rope", (1, 2, 3, 8), ()), Case(8, "attention", (1, 2, 5, 8), ())]
-TIMED += [Case(11, "attention", (1, 2, 20, 8), (), dtype="bfloat16")]
+SLOW = Case(11, "attention", (1, 2, 20, 8), (), dtype="bfloat16")  # on tensor cores
 
 
-@pytest.mark.parametrize("case", TIMED, ids=lambda case: case.title)
+@pytest.mark.parametrize("case", [*TIMED, pytest.param(SLOW, marks=pytest.mark.slow)], ids=lambda case: case.title)
 def test_the_bench_checks_what_it_times_on_a_gpu(device, monkeypatch, case):
     waits = []
     stream = SimpleNamespace(synchronize=lambda: waits.append(1))

@@ -21,9 +21,7 @@ KERNELS = [
     ("groups", "layer_norm"),
 ]
 VARIANTS = [
-    pytest.param(
-        *kernel, dtype, aligned, whole, marks=[pytest.mark.slow] if kernel != KERNELS[0] and dtype != "float32" else []
-    )
+    (*kernel, dtype, aligned, whole)
     for kernel in KERNELS
     for dtype in ("float32", "float64", "int16")
     for aligned in (True, False)
@@ -79,6 +77,7 @@ def test_registers_of_short_rows(norm, dtype):
     assert used.registers <= 96
 
 
+@pytest.mark.slow
 @each_variant
 def test_instructions(maker, norm, dtype, aligned, whole):
     ptx = program(maker, norm, dtype, aligned, whole)
@@ -102,6 +101,7 @@ def test_offsets_of_rows_have_64_bits():
     assert set(re.findall(rf"^\s+(\S+)\s.*{block}[,;]\s*", ptx, re.MULTILINE)) <= {"mov.u32", "cvt.s64.s32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("maker", "norm", "loads"), [("rows", "rms_norm", 8), ("rows", "layer_norm", 12), ("sum_rows", "rms_norm", 12)]
 )
@@ -181,6 +181,7 @@ def off_centre(rng, n, distance):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [128, 1024, 4096, 16384])
 @pytest.mark.parametrize("distance", CENTRED.values(), ids=CENTRED)
 def test_centred_rows_in_registers_are_read_once(rng, n, distance):
@@ -205,6 +206,7 @@ def test_long_centred_rows(rng, distance, times):
     assert one.stats.global_stores == {128: x.size // 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [norms.add_rms_norm, norms.add_layer_norm])
 @pytest.mark.parametrize(("n", "times"), [(1024, 2), (20000, 3)])
 def test_sums_are_read_once_and_kept_at_once(rng, norm, n, times):
@@ -227,6 +229,7 @@ def test_groups_are_read_once_and_128_bits_at_a_time(rng):
     assert one.stats.buffers["arg0"].bytes_read == x.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [33, 1024, 20000])
 @pytest.mark.parametrize("factor", [1.0, 1e30])
 @pytest.mark.parametrize("distance", CENTRED.values(), ids=CENTRED)
@@ -237,6 +240,7 @@ def test_no_races_of_centred_rows(rng, n, factor, distance):
     run_norm(norms.add_layer_norm, [x, x], parameters, in_place=True, check_races="global")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2, 1, 3, 20), (2, 2, 2, 3, 7), (1, 1, 1, 7, 3001)])
 def test_no_races_of_groups(rng, shape):
     x = rng.standard_normal(shape).astype(np.float32)

@@ -33,7 +33,10 @@ def as_rows(device, function, x, axis, *parameters):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("shape", "axis"), [((2, 8), 0), ((5, 33), 0), ((3, 70, 5, 9), 1), ((2, 1100, 8), 1), ((17000, 9), 0)])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((2, 8), 0), ((5, 33), 0), ((3, 70, 5, 9), 1), ((2, 1100, 8), 1), pytest.param((17000, 9), 0, marks=pytest.mark.slow)],
+)
 def test_columns_have_the_bits_of_rows(device, rng, shape, axis, norm, dtype):
     function, n = getattr(fastnorm, norm), shape[axis]
     x = (rng.standard_normal(shape) + 3).astype(dtype)
@@ -87,10 +90,13 @@ def test_columns_are_read_twice_and_written_once(rng):
 
 
 # ------------------------------------------------------------------------------------------------- very long rows
-SIZES = [("float32", LONG), ("float32", LONG + 1), pytest.param("float64", LONG // 2, marks=pytest.mark.slow)]
+SIZES = [
+    ("float32", LONG),
+    *(pytest.param(*s, marks=pytest.mark.slow) for s in (("float32", LONG + 1), ("float64", LONG // 2))),
+]
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["layer_norm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rms_norm", "unit_norm"))])
 @pytest.mark.parametrize(("dtype", "n"), SIZES)
 def test_long_rows(device, rng, norm, dtype, n):
     function, oracle = getattr(fastnorm, norm), getattr(oracles, norm)
@@ -110,6 +116,7 @@ def test_long_rows(device, rng, norm, dtype, n):
     assert_same_bits(device.host(on_device), y)
 
 
+@pytest.mark.slow
 def test_long_rows_have_the_same_bits_however_they_lie(device, rng):
     x = rng.standard_normal((LONG, 8)).astype(np.float32)
     across = device.host(fastnorm.layer_norm(device.array(x), axis=0))
@@ -132,8 +139,9 @@ PROGRAMS = [("columns:columns",), ("pieces:sum_pieces", True), ("pieces:join_pie
 PROGRAMS += [(maker, False) for maker, *aligned in PROGRAMS if aligned]
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("norm", ["layer_norm", pytest.param("rms_norm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_code(program, norm, dtype):
     """No float64, nothing in local memory, nothing spilled."""

@@ -10,7 +10,13 @@ from fastnorm._bench import oracles
 from fastnorm._cuda import norms
 
 SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 511, 512, 513, 1024, 4096, 4099, 5000, 16384, 16385, 20000]
+QUICK = 4, 513, 1024
 WIDE = {np.dtype(np.float32): np.float64, np.dtype(np.float64): np.longdouble}
+
+
+def of_sizes(sizes, *others):
+    """Parameters, of which the quick run takes those of few sizes."""
+    return [pytest.param(n, *others, marks=[] if n in QUICK else pytest.mark.slow) for n in sizes]
 
 
 @pytest.fixture(params=["interpreted", pytest.param("real", marks=pytest.mark.gpu)])
@@ -35,7 +41,7 @@ def unaligned(device, x):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", of_sizes(SIZES))
 def test_rms_norm(device, rng, n, dtype):
     x, weight = rng.standard_normal((3, n)).astype(dtype), rng.standard_normal(n).astype(dtype)
     on_device, weight_on_device = device.array(x), device.array(weight)
@@ -71,7 +77,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("n", [4, 33, 1024, 20000])
+@pytest.mark.parametrize("n", of_sizes([4, 33, 1024, 20000]))
 @pytest.mark.parametrize("row", ROWS)
 def test_rows_that_leave_the_range(device, rng, row, n):
     factor, eps = ROWS[row]
@@ -111,6 +117,7 @@ def test_zeros_nan_and_inf_stay_in_their_rows(device, rng, n, dtype):
     assert ulps(y[4:], oracle(x[4:], eps=0.0)) <= 4
 
 
+@pytest.mark.slow
 def test_equal_numbers(device):
     """Every addition of a row of equal numbers rounds the same way: what a long chain would show first."""
     for n in (1024, 16384, 1_000_000):
@@ -162,9 +169,6 @@ def test_axes(device, rng):
 
 
 # ------------------------------------------------------------------------------------------------- the other norms
-FEW = [1, 2, 5, 33, 64, 65, 513, 1024, 4099, 16384, 16385]
-
-
 def compute(device, norm, x, *parameters, eps=1e-5):
     """What a norm of the backend makes of host arrays, and leaves of its input."""
     on_device = device.array(x)
@@ -182,7 +186,7 @@ def centred_ulps(y, x, weight=None, bias=None, eps=1e-5):
     return float((np.abs(y.astype(scaled.dtype) - (scaled + added)) / np.spacing(largest)).max())
 
 
-@pytest.mark.parametrize("n", [5, 1024, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 65, 16384, 16385))])
+@pytest.mark.parametrize("n", of_sizes([1, 5, 65, 1024, 16384, 16385]))
 def test_unit_norm(device, rng, n):
     x, weight = rng.standard_normal((3, n)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
     assert ulps(compute(device, norms.unit_norm, x, None, eps=0.0), oracles.unit_norm(x)) <= 4
@@ -191,11 +195,8 @@ def test_unit_norm(device, rng, n):
 
 @pytest.mark.parametrize(
     ("n", "dtype"),
-    [(n, "float32") for n in FEW]
-    + [
-        pytest.param(n, "float64", marks=[] if n in (4, 1024) else pytest.mark.slow)
-        for n in (1, 4, 65, 1024, 8192, 8193, 10000)
-    ],
+    of_sizes([1, 2, 5, 33, 64, 65, 513, 1024, 4099, 16384, 16385], "float32")
+    + [pytest.param(n, "float64", marks=pytest.mark.slow) for n in (1, 4, 65, 1024, 8192, 8193, 10000)],
 )
 def test_layer_norm(device, rng, n, dtype):
     x, weight, bias = (rng.standard_normal(s).astype(dtype) for s in ((3, n), n, n))
@@ -212,7 +213,7 @@ def test_layer_norm(device, rng, n, dtype):
     assert_same_bits(device.host(on_device), y)
 
 
-@pytest.mark.parametrize("n", [4, 1024, 20000])
+@pytest.mark.parametrize("n", of_sizes([4, 1024, 20000]))
 @pytest.mark.parametrize("row", ROWS)
 def test_layer_norm_of_rows_that_leave_the_range(device, rng, row, n):
     factor, eps = ROWS[row]
@@ -281,7 +282,9 @@ def cupy_like(device, x):
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=[] if s in ("image", "channels last") else pytest.mark.slow) for s in SHAPES]
+)
 def test_group_norm_is_layer_norm_of_a_group(device, rng, shape, dtype):
     """With the weight of its channel for each element: the same bits."""
     batch, n_groups, before, channels, inner = SHAPES[shape]
@@ -318,7 +321,7 @@ IN_PLACE = [("new", "more"), ("x", "new"), ("residual", "new"), ("new", "x"), ("
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("n", [1, 64, 513, 1024, 4099, 20000])
+@pytest.mark.parametrize("n", of_sizes([1, 64, 513, 1024, 4099, 20000]))
 @pytest.mark.parametrize("function", ADDED)
 def test_add_norms(device, rng, function, n, dtype):
     """What is kept is the sum, and the result the norm of it, bit for bit; in place in every way."""

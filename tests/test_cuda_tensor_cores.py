@@ -11,8 +11,10 @@ from cuda_attention_cases import EACH_OPTION, arrays, checked
 import fastnorm
 from fastnorm._cuda import launch
 
+pytestmark = pytest.mark.slow  # each kernel takes 4 to 8 s to compile
+
 BFLOAT16 = ml_dtypes.bfloat16
-DTYPES = [np.float16, pytest.param(BFLOAT16, marks=pytest.mark.slow)]
+DTYPES = [np.float16, BFLOAT16]
 ROWS = {"heads": (4, 2), "n": 40, "keys": 150, "dtype": np.float16}  # two blocks of 64 rows for each head of keys, three tiles
 
 
@@ -38,7 +40,7 @@ def test_options(device, rng, options, dtype):
         assert entries(device) == ["fastnorm_attend_tiles", "fastnorm_attend"]
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(np.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 96), (1, 8), (65, 7)])
 def test_sizes(device, rng, sizes, dtype):
     checked(device, *arrays(rng, heads=(2, 1), n=35, keys=65, sizes=sizes, dtype=dtype), is_causal=True)
@@ -50,7 +52,7 @@ def test_options_of_heads_and_batch(device, rng):
     checked(device, q, k, v, q_start=np.array([3, 120]), kv_lengths=np.array([150, 69]), is_causal=True, **options)
 
 
-@pytest.mark.parametrize("kind", [bool, np.float16, np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [bool, np.float16, np.float32, np.float64])
 def test_masks(device, rng, kind):
     q, k, v = arrays(rng, **ROWS)
     mask = rng.random((4, 40, 150)) < 0.4
@@ -148,8 +150,8 @@ def test_each_block_reads_once(rng):
     assert rescue.buffers["arg5"].bytes_read == 0
 
 
-@pytest.mark.parametrize("dtype", ["int16", pytest.param("uint16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("capability", ["80", *(pytest.param(c, marks=pytest.mark.slow) for c in ("90", "100"))])
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("size", [64, 128])
 def test_code(size, aligned, capability, dtype):

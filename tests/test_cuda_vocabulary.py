@@ -82,6 +82,7 @@ assert compiled() == before
 """
 
 
+@pytest.mark.slow
 def test_words_stay_the_gpus_own_when_the_cpu_defines_its():
     """Both register in numba, and numba-cuda looks at what others have registered there."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", BESIDE_THE_CPU], capture_output=True, text=True, check=False)

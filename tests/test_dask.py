@@ -139,7 +139,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "unit_norm"])
 def test_cut_rows_are_as_exact_as_whole_ones(rng, norm, kind, dtype):

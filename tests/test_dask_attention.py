@@ -54,6 +54,7 @@ def assert_right(q, k, v, lazily, **options):
     return y
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -103,6 +104,7 @@ def test_whole_heads_have_the_bits_of_numpy(rng, dtype):
     assert_same_bits(y.compute(), fastnorm.attention(q, k, v, **options))
 
 
+@pytest.mark.slow
 def test_parts_of_16_bits_are_rounded_once(rng):
     q, k, v = arrays(rng, "bfloat16", n_queries=8, n_keys=640)
     parts = [da.from_array(a, (-1, 10, -1)) for a in (q, k, v)]
@@ -174,6 +176,7 @@ def test_many_parts_join_in_a_tree(rng):
     assert {key[1] for key in joins} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_small_results_warn_nobody(rng):
     """Parts of 16 bits, whose values are below those of float16."""
     q, k, v = arrays(rng, "float16", n_keys=60)

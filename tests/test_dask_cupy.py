@@ -42,7 +42,7 @@ def test_one_library_for_all(device, rng):
         fastnorm.add_rms_norm(x, da.ones((6, 70), dtype=np.float32))
 
 
-@pytest.mark.parametrize("shape", [(4, 8, 16), (8, 16)])
+@pytest.mark.parametrize("shape", [(4, 8, 16), pytest.param((8, 16), marks=pytest.mark.slow)])
 def test_attention(device, rng, shape):
     """Cut by heads, or along queries and keys, whose pairs are merged on the device."""
     q = rng.standard_normal(shape).astype(np.float32)

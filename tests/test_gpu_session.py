@@ -35,6 +35,7 @@ def script(monkeypatch):
         yield module
 
 
+@pytest.mark.slow
 def test_everything_is_checked_and_told(script, tmp_path):
     session = script.Session(tmp_path / "result.json", 600)
     script.rows(session, None)
@@ -47,6 +48,7 @@ def test_everything_is_checked_and_told(script, tmp_path):
     assert {one["who"] for one in found} == {"fastnorm", "copy", "cupy"}
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_told_and_not_timed(script, tmp_path, monkeypatch):
     right = oracles.layer_norm
     monkeypatch.setattr(oracles, "layer_norm", lambda x, *others, **options: right(x, *others, **options) + 0.5)

@@ -111,9 +111,7 @@ def numbers(*shape, seed=0, dtype=np.float32):
 X, W, B = numbers(6, 8), numbers(8, seed=1), numbers(8, seed=2)
 Q, K, V = numbers(2, 4, 5, 8), numbers(2, 2, 7, 8), numbers(2, 2, 7, 6)
 COS, SIN = fastnorm.rope_tables(np.arange(6), 8)
-OUTS, LSES = zip(
-    *[fastnorm.attention(Q, K[:, :, s], V[:, :, s], return_lse=True) for s in (slice(3), slice(3, 7))], strict=True
-)
+OUTS, LSES = ([numbers(2, 4, 5, *size, seed=i) for i in range(2)] for size in ((6,), ()))
 CALLS = {  # arguments of every public function that takes arrays, such that each of these is there once
     "rms_norm": {"x": X, "weight": W},
     "layer_norm": {"x": X, "weight": W, "bias": B},
@@ -136,7 +134,7 @@ CALLS = {  # arguments of every public function that takes arrays, such that eac
         "sinks": numbers(4, seed=1),
         "return_lse": True,
     },
-    "merge_attention": {"outs": list(OUTS), "lses": list(LSES)},
+    "merge_attention": {"outs": OUTS, "lses": LSES},
 }
 WITH_OUT = [name for name in CALLS if "out" in inspect.signature(getattr(fastnorm, name)).parameters]
 each_function = pytest.mark.parametrize("name", CALLS)
@@ -174,6 +172,7 @@ def test_the_bits_of_numpy_in_the_callers_library(library, name):
                 assert_same_bits(library.take(after), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rms_norm", "add_layer_norm", "softmax", "attention"])
 def test_dtypes(library, name):
     importlib.import_module("ml_dtypes")

@@ -119,7 +119,7 @@ def test_pieces(rng, guarded, at_end, dtype, norm):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("stored", [np.int16, np.uint16])
+@pytest.mark.parametrize("stored", [np.int16, pytest.param(np.uint16, marks=pytest.mark.slow)])
 def test_halves(rng, guarded, at_end, stored):
     """float16 and bfloat16, as they travel: along both axes, streamed and not."""
     name = np.dtype(stored).name

@@ -48,7 +48,7 @@ def node_tests():
     return found
 
 
-@pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "Attention" else []) for n in STANDARD])
 def test_nodes(node_tests, name):
     cases = node_tests[name]
     assert len(cases) >= {"Attention": 93, "LayerNormalization": 19, "RMSNormalization": 19}.get(name, 2)
@@ -418,6 +418,7 @@ def test_scores_of_an_empty_batch(rng):
         assert (y.shape, scores.shape) == ((0, 4, 3, 8), (0, 4, 3, 5))
 
 
+@pytest.mark.slow
 def test_values_of_another_dtype_and_softmax_in_double(rng):
     q, k, v = floats(rng, 3, 1, 2, 4, 8)
     for one in (v.astype(np.float16), v.astype(np.float64)):

@@ -92,6 +92,7 @@ def check(norm, arrays, weights, axis, eps):
         np.testing.assert_array_equal(array, kept)
 
 
+@pytest.mark.slow
 @given(calls([np.float32, np.float32, np.float32, np.float64]))
 @settings(max_examples=100, deadline=None)
 def test_any_call(it):

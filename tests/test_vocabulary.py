@@ -32,7 +32,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("word", WORDS)
 def test_words(rng, word, dtype):
     formula = WORDS[word]
