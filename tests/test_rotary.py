@@ -66,6 +66,26 @@ def test_large(rng, threads, interleaved, features):
     assert_same_bits(turned.swapaxes(1, 2), y)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turned", [4, 6, 64, 100, 128])
+def test_streamed_wherever_it_begins(rng, monkeypatch, dtype, turned):
+    """Rows that share lines with their neighbours, the first and the last of a head with what is beside them."""
+    tables = fastnorm.rope_tables(np.arange(5), turned, dtype=np.float64 if dtype is np.float64 else np.float32)
+    for features in (turned, turned + 3, 130, 896, 900):
+        x = rng.standard_normal((3, 5, features)).astype(dtype)
+        memory = np.empty(x.nbytes + 128, np.uint8)
+        for offset in range(0, 64, x.itemsize):
+            start = -memory.ctypes.data % 64 + offset
+            out = memory[start : start + x.nbytes].view(dtype).reshape(x.shape)
+            for interleaved in (False, True):
+                memory[:] = 7
+                monkeypatch.setattr("fastnorm._cpu.norms.STREAM", 0)
+                fastnorm.rope(x, *tables, interleaved=interleaved, out=out)
+                monkeypatch.undo()
+                assert_same_bits(out, fastnorm.rope(x, *tables, interleaved=interleaved))
+                assert (memory[:start] == 7).all() and (memory[start + x.nbytes :] == 7).all()
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_small_calls_take_a_shortcut(rng, monkeypatch, dtype, interleaved):

@@ -71,7 +71,7 @@ def test_any_axis_and_scale(seed, shape, axis, size, scale, offset):
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
 @pytest.mark.parametrize("peaks", [0, 2])
 def test_schedules_give_the_same_bits(rng, threads, shape, function, peaks):
-    """Rows, columns, pieces, streamed or not, on any number of threads. Where a peak outweighs others its row is summed twice."""
+    """Rows, columns, pieces, streamed or not, on any number of threads; rows of which a peak outweighs the rest."""
     x = rng.standard_normal(shape, np.float32)
     x[::2, ..., :peaks] = np.float32(3 + np.log(shape[-1]))
     function = getattr(fastnorm, function)

@@ -1,6 +1,6 @@
 """Lines that two rows have in common, or a row with what is before it: where streaming begins, and how it ends."""
 
-from .memory import address, itemsize, shifted, store, stream_line
+from .memory import address, copy_line, itemsize, shifted, store, stream_line
 from .simd import LANES, inlined
 
 LINE = 64  # bytes: what a streaming store must be aligned to
@@ -35,6 +35,32 @@ def stream_begin(out, values, edge, held):
     """The first elements of a row, in one line with those that the row before held back."""
     store(edge, LANES, values)
     stream_line(shifted(out, -held * itemsize(out)), shifted(edge, (LANES - held) * itemsize(out)))
+
+
+@inlined
+def stream_staged(out, room, held, n, first):
+    """Stream what lies in `room`: `held` elements of the row before, then `n` of the row at `out`, up to its last whole line.
+
+    Returns how many are held back, now at the beginning of `room`. Of the `first` row, the line that begins before it gets
+    ordinary stores.
+    """
+    size, line = itemsize(out), LINE // itemsize(out)
+    begin, total, j = shifted(out, -held * size), held + n, 0
+    if first:
+        j = to_line(out, n)
+        copy_first(out, room, j)
+    while j + line <= total:
+        stream_line(shifted(begin, j * size), shifted(room, j * size))
+        j += line
+    copy_line(room, shifted(room, j * size))
+    return total - j
+
+
+@inlined
+def copy_first(out, room, count):
+    """Copy the first elements of what lies in `room`, less than a line."""
+    for k in range(count):
+        shifted(out, k * itemsize(out))[0] = shifted(room, k * itemsize(out))[0]
 
 
 @inlined

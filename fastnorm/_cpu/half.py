@@ -84,7 +84,7 @@ def _joined(builder, a, b):
 
 
 def _narrow_bfloat_by_instruction(builder, value):
-    """One instruction for 32 lanes, where `_narrow_bfloat` takes nine for 16. It makes zeros of subnormals: these go that way."""
+    """One instruction for 32 lanes, where `_narrow_bfloat` takes nine for 16. It makes subnormals zeros: they go that way."""
     parts = [_lanes(builder, value, range(first, first + 16)) for first in range(0, value.type.count, 16)]
     flags = ir.VectorType(_I1, 16)
     classify = ir.FunctionType(flags, [parts[0].type, _I32])

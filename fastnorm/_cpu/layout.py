@@ -115,6 +115,7 @@ def row_count(x):
 
 # RoPE: heads that share the reading of a row of the tables. With one, 0.40 of copy instead of 0.56 (one thread).
 HEADS = 2
+STAGED = 1024  # elements of room for a row of these, where the result cannot be streamed from registers
 
 # Softmax: what is wanted of a row, and the steps of the work on a piece of a long one.
 PROBABILITY, LOGARITHM = range(2)

@@ -173,16 +173,32 @@ def stream(typing, pointer, index, value):
     return types.void(pointer, types.intp, _lanes(pointer)), codegen
 
 
+def _copy_line(builder, target, source, align):
+    line = ir.VectorType(ir.IntType(64), 8).as_pointer()
+    value = builder.load(builder.bitcast(source, line))
+    value.align = 2
+    instruction = builder.store(value, builder.bitcast(target, line))
+    instruction.align = align
+    return instruction
+
+
+@intrinsic
+def copy_line(typing, pointer, source):
+    """Copy 64 bytes as they are."""
+
+    def codegen(context, builder, signature, args):
+        _copy_line(builder, *args, 2)
+        return context.get_dummy_value()
+
+    return types.void(pointer, pointer), codegen
+
+
 @intrinsic
 def stream_line(typing, pointer, source):
     """Copy one line of 64 bytes past the caches; `pointer` must be a multiple of 64."""
 
     def codegen(context, builder, signature, args):
-        line = ir.VectorType(ir.IntType(64), 8).as_pointer()
-        value = builder.load(builder.bitcast(args[1], line))
-        value.align = 4
-        instruction = builder.store(value, builder.bitcast(args[0], line))
-        instruction.align = 64
+        instruction = _copy_line(builder, *args, 64)
         instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
         return context.get_dummy_value()
 

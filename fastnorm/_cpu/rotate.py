@@ -7,12 +7,26 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED
 from .apply import write
-from .edges import LINE
-from .layout import HEADS
-from .memory import address, fence, get, itemsize, load, load_first, pointer_to, put, shifted, store_first
+from .edges import LINE, copy_first, stream_staged
+from .layout import HEADS, STAGED
+from .memory import (
+    address,
+    fence,
+    get,
+    itemsize,
+    load,
+    load_first,
+    pointer_to,
+    put,
+    shifted,
+    stack_like,
+    stack_of,
+    store_first,
+)
 from .simd import LANES, inlined
 
 INTERLEAVED, STREAMING = range(2)  # in `flags`
+ROOM = HEADS * STAGED + LANES
 
 
 def _picked(first, step):
@@ -95,11 +109,20 @@ def rotate(dtype):
         in_place = address(pointer_to(x)) == address(pointer_to(out)) and x.strides == out.strides
         lines = (address(pointer_to(out)) | out.strides[0] | out.strides[1] | n * out.itemsize) % LINE == 0
         streaming = flags[STREAMING] != 0 and lines
+        # Rows that are neighbours, but share lines, are put together in the first cache before they are streamed (0.93 of copy
+        # instead of 0.68; those of 16 bits gain nothing by it).
+        staging = flags[STREAMING] != 0 and not lines and dense and out.itemsize > 2
+        staging = staging and LANES <= features <= STAGED - 2 * LANES and out.strides[1] == features * out.itemsize
+        room, helds = stack_like(pointer_to(out), ROOM), stack_of(n, HEADS)
+        room = shifted(room, -address(room) % LINE)
         for start in range(0, planes, HEADS):
             for i in range(rows):
                 for p in range(start, min(start + HEADS, planes)):
                     source = shifted(pointer_to(x), p * x.strides[0] + i * x.strides[1])
-                    target = shifted(pointer_to(out), p * out.strides[0] + i * out.strides[1])
+                    place = shifted(pointer_to(out), p * out.strides[0] + i * out.strides[1])
+                    held = helds[p - start] if i > 0 else 0
+                    stage = shifted(room, (p - start) * STAGED * out.itemsize)
+                    target = shifted(stage, held * out.itemsize) if staging else place
                     c = shifted(pointer_to(cosine), p * cosine.strides[0] + i * cosine.strides[1])
                     s = shifted(pointer_to(sine), p * sine.strides[0] + i * sine.strides[1])
                     if not dense:
@@ -111,7 +134,13 @@ def rotate(dtype):
                         halves(source, c, s, n, target, streaming)
                     if not in_place:
                         pass_through(source, x.strides[2], 2 * n, features, target, out.strides[2])
-        if streaming:
+                    if staging:
+                        held = stream_staged(place, stage, held, features, i == 0)
+                        if i == rows - 1:
+                            end = shifted(place, (features - held) * out.itemsize)
+                            copy_first(end, stage, held)
+                        helds[p - start] = held
+        if streaming or staging:
             fence()
 
     array, table = f"{dtype}[:,:,:]", f"{computed}[:,:,:]"
