@@ -14,6 +14,7 @@ from calls import call, inputs
 from compare import NORMS, assert_same_bits
 
 import fastnorm
+from fastnorm._cpu import processors
 from fastnorm._cpu import threads as module
 from fastnorm._cpu.threads import share
 
@@ -41,6 +42,37 @@ def test_workers_help(threads):
     threads(3)
     met = threading.Barrier(3)
     share(lambda a, b: met.wait(20), 3, 1)  # three at once, or the barrier breaks
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="for Linux")
+def test_a_worker_leaves_its_callers_processor():
+    """And may use all that it could use before."""
+    allowed = os.sched_getaffinity(0)
+    found = []
+
+    def worker():
+        for number in 20 * list(allowed):
+            os.sched_setaffinity(0, {number})
+            os.sched_setaffinity(0, allowed)
+            here = processors.current()
+            processors.leave(here)
+            found.append((here, processors.current(), os.sched_getaffinity(0)))
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    thread.join()
+    assert len(found) == 20 * len(allowed)
+    assert all({before, after} <= allowed and still == allowed for before, after, still in found)
+    assert any(before != after for before, after, _ in found) or len(allowed) == 1
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_where_processors_have_no_numbers(threads, monkeypatch):
+    monkeypatch.setattr(processors, "_sched_getcpu", None)
+    threads(2)
+    seen = []
+    share(lambda a, b: seen.append(a), 9, 1)
+    assert sorted(seen) == list(range(9))
 
 
 def test_an_error_reaches_the_caller(threads):

@@ -14,6 +14,7 @@ import sys
 import threading
 
 from .._checks import integer_of
+from . import processors
 
 
 class _Job:
@@ -25,12 +26,18 @@ class _Job:
         self._total, self._step = total, step
         self._changed = threading.Condition()
         self._open, self._helpers, self._error = True, 0, None
+        self._processor = None  # the caller's
 
-    def run(self):
+    def run(self, helping=False):
         """Take pieces until none is left."""
         for start in self._pieces:
             if not self._open:
                 return
+            here = processors.current()
+            if not helping:
+                self._processor = here
+            elif here is not None and here == self._processor:
+                processors.leave(here)
             self._work(start, min(start + self._step, self._total))
 
     def help(self):
@@ -41,7 +48,7 @@ class _Job:
             self._helpers += 1
         error = None
         try:
-            self.run()
+            self.run(helping=True)
         except BaseException as exception:
             error = exception
         with self._changed:
