@@ -41,8 +41,9 @@ def _others(function, stored):
     elif function == "logsumexp":
         yield "fastnorm._cpu.softmax_kernels:sums", stored
     else:
-        for kernel in ("rows", "columns", "pieces"):
-            yield f"fastnorm._cpu.softmax_kernels:{kernel}", stored
+        yield "fastnorm._cpu.softmax_kernels:rows", stored
+        yield "fastnorm._cpu.softmax_kernels:pieces", stored
+        yield "fastnorm._cpu.softmax_columns:columns", stored
 
 
 def _pieces(norm, stored):
