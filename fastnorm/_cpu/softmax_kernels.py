@@ -14,7 +14,7 @@ from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, maximum, minimum, sele
 from .apply import write
 from .blocks import climb, root
 from .edges import to_line
-from .layout import APART, BLOCK, DEPTH, KEPT, LARGEST, LOGARITHM, SUM
+from .layout import APART, BLOCK, DEPTH, LARGEST, LOGARITHM, SUM
 from .memory import (
     fence,
     get,
@@ -67,8 +67,8 @@ def working(computed):
         return largest_lane(largest), zero - largest_lane(zero - smallest)
 
     @inlined
-    def sum_of(x, stride, n, how, following, ask, kept):
-        """The sum of the exponentials of a row, which are kept if there is room."""
+    def sum_of(x, stride, n, how, following, ask, kept, keeps):
+        """The sum of the exponentials of a row, which are kept if `keeps`: if there is room for all of them."""
         block, tree = stack_like(x, BLOCK), stack_of(zero, DEPTH)
         top = 0
         for start in range(0, n, BLOCK):
@@ -79,7 +79,7 @@ def working(computed):
             while j + LANES <= count:
                 some = _math.exponential(_math.scaled_difference(load(values, j), how), numbers)
                 chains = chains + some
-                if n <= KEPT:
+                if keeps:
                     store(kept, start + j, some)
                 if ask:
                     prefetch(following, start + j)
@@ -87,13 +87,13 @@ def working(computed):
             if j < count:
                 some = _math.exponential(_math.scaled_difference(load_first(values, j, count - j), how), numbers)
                 chains = chains + select(first_lanes(count - j), some, zero)
-                if n <= KEPT:
+                if keeps:
                     store_first(kept, start + j, count - j, some)
             top = climb(_math.add_totals, tree, top, start // BLOCK, sum_lanes(chains))
         return root(_math.add_totals, tree, top)
 
     @inlined
-    def apart_of(x, stride, n, how, kept):
+    def apart_of(x, stride, n, how, kept, keeps):
         """The same in two: how many exponentials are exactly 1, and the sum of the others."""
         block, tree = stack_like(x, BLOCK), stack_of(zero, DEPTH)
         top, ones = 0, splat(zero)
@@ -102,7 +102,7 @@ def working(computed):
             values = gathered(shifted(x, start * stride), stride, count, block)
             chains = splat(zero)
             for j in range(0, count, LANES):
-                if n <= KEPT:
+                if keeps:
                     some = load_first(kept, start + j, count - j)
                 else:
                     some = _math.exponential(_math.scaled_difference(load_first(values, j, count - j), how), numbers)
@@ -113,11 +113,11 @@ def working(computed):
         return sum_lanes(ones), root(_math.add_totals, tree, top)
 
     @inlined
-    def total_of(x, stride, n, how, following, ask, kept):
+    def total_of(x, stride, n, how, following, ask, kept, keeps):
         """The sum of the exponentials of a row, also where one outweighs the others."""
-        total = sum_of(x, stride, n, how, following, ask, kept)
+        total = sum_of(x, stride, n, how, following, ask, kept, keeps)
         if _math.is_outweighed(total, numbers):
-            ones, others = apart_of(x, stride, n, how, kept)
+            ones, others = apart_of(x, stride, n, how, kept, keeps)
             total = ones + others
         return total
 
@@ -139,7 +139,7 @@ def working(computed):
         return one / total
 
     @inlined
-    def apply(x, stride, n, how, total, kept, logarithm, streaming, out, out_stride):
+    def apply(x, stride, n, how, total, kept, keeps, logarithm, streaming, out, out_stride):
         """The result of a row."""
         if stride != itemsize(x) or out_stride != itemsize(out):
             for j in range(n):
@@ -148,7 +148,7 @@ def working(computed):
         j = to_line(out, n) if streaming else 0
         if j > 0:
             store_first(out, 0, j, result(load_first(x, 0, j), how, total, logarithm))
-        if n <= KEPT and not logarithm:
+        if keeps and not logarithm:
             while j + LANES <= n:
                 write(out, j, load(kept, j) * total, streaming)
                 j += LANES
@@ -168,14 +168,15 @@ def rows(dtype):
 
     def kernel(x, given, flags, scratch, out):
         n_rows, n = x.shape
-        source, target, stride, kept = pointer_to(x), pointer_to(out), x.strides[1], pointer_to(scratch)
+        source, target, stride = pointer_to(x), pointer_to(out), x.strides[1]
+        kept, keeps = pointer_to(scratch), n <= len(scratch)
         streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
         for i in range(n_rows):
             following = shifted(source, x.strides[0])
             largest, smallest = extremes_of(source, stride, n, given)
             how = compared(largest, smallest, given)
-            total = prepared(total_of(source, stride, n, how, following, i + 1 < n_rows, kept), logarithm)
-            apply(source, stride, n, how, total, kept, logarithm, streaming, target, out.strides[1])
+            total = prepared(total_of(source, stride, n, how, following, i + 1 < n_rows, kept, keeps), logarithm)
+            apply(source, stride, n, how, total, kept, keeps, logarithm, streaming, target, out.strides[1])
             source, target = following, shifted(target, out.strides[0])
         if streaming:
             fence()
@@ -197,7 +198,7 @@ def sums(dtype):
             following = shifted(source, x.strides[0])
             largest, smallest = extremes_of(source, stride, n, given)
             how = compared(largest, smallest, given)
-            total = total_of(source, stride, n, how, following, i + 1 < n_rows, pointer_to(scratch))
+            total = total_of(source, stride, n, how, following, i + 1 < n_rows, pointer_to(scratch), n <= len(scratch))
             value = _math.log_sum(_math.Weights(largest, total), numbers)
             if largest == numbers.zero - numbers.nothing:  # infinity stands out, unless something is not a number
                 value = largest
@@ -223,13 +224,13 @@ def pieces(dtype):
         if flags[2] == LARGEST:
             found[0], found[1] = extremes_of(source, stride, n, given)
         elif flags[2] == SUM:
-            found[0] = sum_of(source, stride, n, how, source, False, nowhere)
+            found[0] = sum_of(source, stride, n, how, source, False, nowhere, False)
         elif flags[2] == APART:
-            found[1], found[0] = apart_of(source, stride, n, how, nowhere)
+            found[1], found[0] = apart_of(source, stride, n, how, nowhere, False)
         else:
             streaming, logarithm = flags[0] != 0, flags[1] == LOGARITHM
             total = prepared(known[2], logarithm)
-            apply(source, stride, n, how, total, nowhere, logarithm, streaming, pointer_to(out), out.strides[0])
+            apply(source, stride, n, how, total, nowhere, False, logarithm, streaming, pointer_to(out), out.strides[0])
             if streaming:
                 fence()
 
