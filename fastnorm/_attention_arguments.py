@@ -216,7 +216,7 @@ def _integers(name, argument, value, batch):
 
 def _holds_truths(value):
     """True for a list with truth values, which NumPy makes 1 and 0 of beside integers."""
-    return isinstance(value, (list, tuple)) and any(isinstance(one, (bool, np.bool_)) for one in np.array(value, object).flat)
+    return isinstance(value, (list, tuple)) and any(np.asarray(one).dtype == bool for one in np.array(value, object).flat)
 
 
 def _starts(name, q_start, batch):

@@ -585,7 +585,7 @@ def test_truth_values_within_an_argument():
         fastnorm.attention(Q, Q, Q, window=(2, False))
     batch = np.ones((2, 1, 3, 4), np.float32)
     for name in ("kv_lengths", "q_start"):
-        for value in ([True, 2], (2, np.False_), [[1, True]]):
+        for value in ([True, 2], (2, np.False_), [[1, True]], [np.array(True), 2]):
             got = re.escape(repr(value))
             with pytest.raises(TypeError, match=rf"^attention: {name} must be an integer, or a list .*, got {got}$"):
                 fastnorm.attention(batch, batch, batch, **{name: value})
