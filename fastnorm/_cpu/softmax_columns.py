@@ -1,6 +1,7 @@
 """Kernel of softmax over columns: as that over rows, but a lane a column, slab by slab, in the order of summation of `columns`.
 
-A slab is read three times: for the largest of each column, for the sums of exponentials, for the result.
+A slab is read three times: for the largest of each column, for the sums of exponentials, for the result; and once more, for the
+sums, if the largest of a column outweighs its others.
 """
 
 from .. import _math
