@@ -110,7 +110,7 @@ def _bench(options):
         import rich
     except ImportError:
         print("fastnorm bench needs rich, onnx and others: pip install '.[bench]' in a checkout of fastnorm", file=sys.stderr)
-        return 1
+        return 2
     assert rich
     from ._bench.command import bench
 
@@ -148,7 +148,7 @@ def _write_ptx(options):
     except ImportError as error:
         needs = "--ptx needs CuPy and numba-cuda: pip install '.[cuda13]', or '.[cuda12]', in a checkout of fastnorm"
         print(f"fastnorm warm: {needs} ({error})", file=sys.stderr)
-        return 1
+        return 2
     from ._vocabulary import STORED
     from .warming import names_among
 

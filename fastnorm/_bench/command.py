@@ -22,11 +22,15 @@ BUSY = 0.3  # cores in use by others from which they are mentioned
 
 
 def bench(options):
-    """Run all cases; the exit status: 1 if a result was wrong, and then nothing of it is shown."""
+    """Run all cases; the exit status: 2 if it cannot be done, 1 if a result was wrong, and then nothing of it is shown."""
     size = "smoke" if options.smoke else "quick" if options.quick else "full"
     threads = options.threads or fastnorm.get_num_threads()
-    peers, only = chosen(options.peers), functions(options.only)
-    check_files(options)
+    try:
+        peers, only = chosen(options.peers), functions(options.only)
+        check_files(options)
+    except ValueError as error:
+        print(f"fastnorm bench: {error}", file=sys.stderr)
+        return 2
     console, busy = Console(), busy_cores()
     try:
         results = run(size, threads, peers, only)
@@ -81,7 +85,7 @@ def chosen(names):
     wanted = [name.strip() for name in names.split(",")]
     unknown = [name for name in wanted if name not in PEERS]
     if unknown:
-        raise SystemExit(f"fastnorm bench: --peers: no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        raise ValueError(f"--peers: no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
     return tuple(wanted)
 
 
@@ -91,7 +95,7 @@ def functions(names):
     known = dict.fromkeys(case.function for case in CASES)
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise SystemExit(f"fastnorm bench: --only: no case of {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ValueError(f"--only: no case of {', '.join(unknown)}; there are {', '.join(known)}")
     return wanted
 
 
@@ -102,13 +106,19 @@ def check_files(options):
             continue
         path = pathlib.Path(path)
         if path.is_dir():
-            raise SystemExit(f"fastnorm bench: {name}: {path} is a folder")
+            raise ValueError(f"{name}: {path} is a folder")
         if not path.parent.is_dir():
-            raise SystemExit(f"fastnorm bench: {name}: there is no folder {path.parent}")
+            raise ValueError(f"{name}: there is no folder {path.parent}")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise SystemExit(f"fastnorm bench: {name}: {path} cannot be written")
+            raise ValueError(f"{name}: {path} cannot be written")
         if name == "--plot" and path.suffix not in PICTURES:
-            raise SystemExit(f"fastnorm bench: --plot: the name must end in {', '.join(PICTURES)}, got {path}")
+            raise ValueError(f"--plot: the name must end in {', '.join(PICTURES)}, got {path}")
+    if options.plot:
+        try:
+            import matplotlib
+        except ImportError:
+            raise ValueError("--plot needs matplotlib: pip install '.[bench]' in a checkout of fastnorm") from None
+        assert matplotlib
 
 
 def footnote(size, threads, busy):
