@@ -23,7 +23,8 @@ def columns(dtype):
     numbers = EXPONENTIALS[computed]
     zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
     size = 4 if computed == "float32" else 8
-    compared, _, _, _, _, result, _, _ = working(computed)
+    work = working(computed)
+    compared, result = work.compared, work.result
 
     @inlined
     def compare_columns(x, stride, n, columns, given, hows, width):

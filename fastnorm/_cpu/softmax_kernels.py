@@ -8,6 +8,8 @@ Where the largest outweighs the rest, its exponential, 1, would take the last bi
 again, with what is exactly 1 counted apart. Always to do so would cost a tenth of the time.
 """
 
+from typing import Any, NamedTuple
+
 from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, EXPONENTIALS, RANGES, maximum, minimum, select
@@ -36,8 +38,21 @@ from .sources import gathered
 SIGN, SCALE = range(2)  # in `given`: of the scale, and the scale
 
 
+class Working(NamedTuple):
+    """The functions that kernels are made of, see `working`."""
+
+    compared: Any
+    extremes_of: Any
+    sum_of: Any
+    apart_of: Any
+    total_of: Any
+    result: Any
+    prepared: Any
+    apply: Any
+
+
 def working(computed):
-    """The functions that kernels over rows are made of."""
+    """The functions that kernels are made of, for a dtype of the computation."""
     numbers = EXPONENTIALS[computed]
     zero, one, nothing = numbers.zero, numbers.one, numbers.nothing
     fraction = RANGES[computed].fraction
@@ -158,13 +173,15 @@ def working(computed):
         if j < n:
             store_first(out, j, n - j, result(load_first(x, j, n - j), how, total, logarithm))
 
-    return compared, extremes_of, sum_of, apart_of, total_of, result, prepared, apply
+    return Working(compared, extremes_of, sum_of, apart_of, total_of, result, prepared, apply)
 
 
 def rows(dtype):
     """Kernel: softmax or its logarithm, of rows of any strides."""
     computed = COMPUTED[dtype]
-    compared, extremes_of, _, _, total_of, _, prepared, apply = working(computed)
+    work = working(computed)
+    compared, extremes_of, total_of = work.compared, work.extremes_of, work.total_of
+    prepared, apply = work.prepared, work.apply
 
     def kernel(x, given, flags, scratch, out):
         n_rows, n = x.shape
@@ -189,7 +206,8 @@ def sums(dtype):
     """Kernel: the logarithms of the sums of the exponentials of rows."""
     computed = COMPUTED[dtype]
     numbers = EXPONENTIALS[computed]
-    compared, extremes_of, _, _, total_of, _, _, _ = working(computed)
+    work = working(computed)
+    compared, extremes_of, total_of = work.compared, work.extremes_of, work.total_of
 
     def kernel(x, given, scratch, out):
         n_rows, n = x.shape
@@ -216,7 +234,9 @@ def sums(dtype):
 def pieces(dtype):
     """Kernel: one step of the work on a piece of a long row: its largest and smallest, its sum, or its result."""
     computed = COMPUTED[dtype]
-    compared, extremes_of, sum_of, apart_of, _, _, prepared, apply = working(computed)
+    work = working(computed)
+    compared, extremes_of, sum_of, apart_of = work.compared, work.extremes_of, work.sum_of, work.apart_of
+    prepared, apply = work.prepared, work.apply
 
     def kernel(x, given, known, flags, out, found):
         source, stride, n, nowhere = pointer_to(x), x.strides[0], len(x), pointer_to(found)
