@@ -14,13 +14,13 @@ from ._checks import (
     check_out,
     computed,
     eps_of,
+    finite_of,
     foreign,
     index_of,
     library_for,
     native,
     number_of,
     result_dtype,
-    scale_of,
 )
 from ._dispatch import backend_with, describe, library_of
 from ._vocabulary import STORED, name_of
@@ -126,7 +126,7 @@ def asked(
         lengths,
         left,
         right,
-        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else scale_of(name, scale),
+        attention_scale(head_size, qk_norm=qk_norm or "rms") if scale is None else finite_of(name, "scale", scale),
         _softcap(name, softcap, kind),
         _of_heads(name, "alibi_slopes", slopes, n_heads, kind, arrays),
         _of_heads(name, "sinks", sinks, n_heads, kind, arrays),

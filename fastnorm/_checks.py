@@ -82,7 +82,7 @@ def parameters_of(function, parameters, axis, axes, x, dtype, weight_offset, arr
     """Weight and bias as a backend takes them, and the offset that was added to the weight."""
     shape = tuple(x.shape[a] for a in axes)
     given = [_parameter(function, name, p, axis, shape, dtype, arrays) for name, p in named(parameters).items()]
-    offset = number_of(function, "weight_offset", weight_offset)
+    offset = finite_of(function, "weight_offset", weight_offset)
     if given[0] is not None and offset:
         with np.errstate(all="ignore"):
             given[0] = given[0] + given[0].dtype.type(offset)
@@ -216,11 +216,11 @@ def number_of(function, name, value):
         raise ValueError(f"{function}: {name} must be within the range of a float, got {value!r}") from None
 
 
-def scale_of(function, scale):
-    """A factor of scores as a float. One that is not finite would make NaN of most rows."""
-    number = number_of(function, "scale", scale)
+def finite_of(function, name, value):
+    """A finite number as a float: of what would otherwise make NaN of most rows."""
+    number = number_of(function, name, value)
     if not math.isfinite(number):
-        raise ValueError(f"{function}: scale must be finite, got {scale!r}")
+        raise ValueError(f"{function}: {name} must be finite, got {value!r}")
     return number
 
 

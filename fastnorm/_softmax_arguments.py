@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from ._arguments import as_rows, landing, result_array
-from ._checks import as_array, axes_of, check_flag, library_for, native, result_dtype, scale_of
+from ._checks import as_array, axes_of, check_flag, finite_of, library_for, native, result_dtype
 from ._cpu.layout import KEPT, SMALL
 from ._dispatch import backend_with
 
@@ -44,7 +44,7 @@ def _remember(name, x, backend):
 def softmax_arguments(name, x, axis, scale, out):
     """Arguments of `softmax` and `log_softmax`: the backend's function, x and target with the axis last, scale, and out."""
     x, axis, arrays, backend = _prepared(name, x, axis, out)
-    scale = scale_of(name, scale)
+    scale = finite_of(name, "scale", scale)
     if arrays is np:
         _remember(name, x, backend)
     x, _, out = result_array(name, x, [], out, x, arrays)

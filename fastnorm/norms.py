@@ -46,9 +46,9 @@ def rms_norm(x, weight=None, *, eps=1e-6, axis=-1, weight_offset=NO_OFFSET, out=
         `weight` is none of those above; if `weight` or `out` belongs to another library than `x`, or `out` is not an array; if
         `eps` or `weight_offset` is not a number, or `axis` neither an integer nor a tuple of integers.
     ValueError
-        If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the
-        computation; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty; if `out` has another
-        shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
+        If `weight` has another shape than `axis` asks for; if `eps` is negative, NaN or beyond the dtype of the computation;
+        if `weight_offset` is not finite; if `axis` is a tuple and does not name the last axes of `x` in order, or is empty;
+        if `out` has another shape or dtype than the result, is read-only, or has a stride of 0 along an axis longer than 1.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 

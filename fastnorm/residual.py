@@ -52,8 +52,8 @@ def add_rms_norm(x, residual, weight=None, *, eps=1e-6, weight_offset=NO_OFFSET,
         or `residual_out` is not an array; if `eps` or `weight_offset` is not a number, or `axis` not an integer.
     ValueError
         If `residual` has another shape than `x`, or `weight` than `axis` asks for; if `eps` is negative, NaN or beyond the
-        dtype of the computation; if `out` or `residual_out` has another shape or dtype than its result, is read-only, or
-        has a stride of 0 along an axis longer than 1; if they overlap.
+        dtype of the computation; if `weight_offset` is not finite; if `out` or `residual_out` has another shape or dtype
+        than its result, is read-only, or has a stride of 0 along an axis longer than 1; if they overlap.
     numpy.exceptions.AxisError
         If `x` has no axes, or `axis` is not among those it has.
 

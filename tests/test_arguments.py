@@ -75,6 +75,8 @@ WRONG = [
     (TypeError, "x 64", (ENDLESS,), {}),
     (TypeError, "weight 64", (X, ENDLESS), {}),
     (TypeError, "weight_offset 'a'", (X,), {"weight_offset": "a"}),
+    (ValueError, "weight_offset finite inf", (X,), {"weight_offset": float("inf")}),
+    (ValueError, "weight_offset finite nan", (X,), {"weight_offset": float("nan")}),
     (ValueError, "weight (4,) (3,)", (X, np.ones(3, np.float32)), {}),
     (ValueError, "weight (4,) (1,)", (X, np.ones(1, np.float32)), {}),
     (ValueError, "weight (4,) (3, 4)", (X, np.ones((3, 4), np.float32)), {}),

@@ -6,7 +6,7 @@ import sys
 import dask.array as da
 import numpy as np
 
-from .._checks import NO_OFFSET, as_array, library_for, named, number_of, parameters_of
+from .._checks import NO_OFFSET, as_array, finite_of, library_for, named, parameters_of
 from .._dispatch import describe, is_lazy
 from .._vocabulary import STORED
 from .graph import cut_as, per_chunk
@@ -39,7 +39,7 @@ def lazy_parameters(function, parameters, axis, axes, x, dtype, weight_offset, a
     """Weight and bias as Dask arrays with the chunks of `x` along `axes`, in the dtype of the computation; None stays."""
     chunks = tuple(x.chunks[a] for a in axes)
     shape = tuple(x.shape[a] for a in axes)
-    offset = number_of(function, "weight_offset", weight_offset)
+    offset = finite_of(function, "weight_offset", weight_offset)
     for name, parameter in named(parameters).items():
         if is_lazy(parameter):
             as_array(function, name, parameter._meta, arrays, STORED)

@@ -11,7 +11,7 @@ import numpy as np
 import fastnorm
 
 from .. import _math
-from .._checks import axes_of, check_flag, result_dtype, scale_of
+from .._checks import axes_of, check_flag, finite_of, result_dtype
 from .._vocabulary import EXPONENTIALS, RANGES, finite_in
 from .arguments import checked, is_cut, whole_if_short
 from .graph import cut_as, in_pairs, joined, lazy, meta_of, per_chunk
@@ -33,7 +33,7 @@ def log_softmax(x, *, axis, scale, out):
 def _softmax(function, x, axis, scale, out):
     checked(function, x, {}, {"out": out})
     axes = axes_of(function, axis, x, tuples=False)
-    scale, dtype = scale_of(function, scale), result_dtype(x.dtype)
+    scale, dtype = finite_of(function, "scale", scale), result_dtype(x.dtype)
     rows = whole_if_short(x, axes, 0)
     if not is_cut(rows, axes):
         options = {"axis": axes[0] - x.ndim, "scale": scale}
