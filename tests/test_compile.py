@@ -344,8 +344,8 @@ def test_an_edited_source_is_another_key(tmp_path, source):
     before = run(**environment)
     formulas = copy / "_math" / "norms.py"
     text = formulas.read_text()
-    assert "return x * row.inverse * weight" in text
-    formulas.write_text(text.replace("return x * row.inverse * weight", "return x * row.inverse * weight + weight"))
+    assert "return x * (row.inverse * weight)" in text
+    formulas.write_text(text.replace("return x * (row.inverse * weight)", "return x * (row.inverse * weight) + weight"))
     assert run(**environment) != before
     formulas.write_text(text)
     assert run(**environment) == before
