@@ -12,7 +12,7 @@ from compare import NORMS as ALL
 
 from fastnorm._compile import kernel
 from fastnorm._cpu import norms as schedules
-from fastnorm._cpu.layout import scratch_rows
+from fastnorm._cpu.layout import SLOTS, scratch_rows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is a POSIX call")
 
@@ -107,8 +107,8 @@ def test_pieces(rng, guarded, at_end, dtype, norm):
     for n in SIZES:
         values = rng.standard_normal(n).astype(dtype)
         x, weight, out = (guarded.array(values, at_end) for _ in range(3))
-        statistics = guarded.array(np.zeros((1, 4), dtype), at_end)
-        row, shift = guarded.array(np.zeros(4, dtype), at_end), guarded.array(np.zeros(1, dtype), at_end)
+        statistics = guarded.array(np.zeros((1, SLOTS), dtype), at_end)
+        row, shift = guarded.array(np.zeros(SLOTS, dtype), at_end), guarded.array(np.zeros(1, dtype), at_end)
         if n:
             kernel("fastnorm._cpu.pieces:guess", name).ufunc(x[:64], shift)
             measure(x, shift, eps, statistics[0])

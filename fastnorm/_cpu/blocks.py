@@ -15,8 +15,8 @@ from numba.core import types
 from .. import _math
 from .._vocabulary import select
 from .layout import BLOCK, FEW
-from .memory import stack_like
-from .simd import LANES, as_number, either, first_lanes, inlined, splat, sum_lanes
+from .memory import stack_like, stack_of, store
+from .simd import LANES, any_lane, as_number, either, first_lanes, inlined, splat, sum_lanes
 from .sources import gathered, memory_of, moved, read, read_first, read_one, times
 
 
@@ -62,12 +62,24 @@ def _add_first_moments(sums, values, count, shift):
     return Sums(sums.total + distance, _math.accumulate_square(sums.squares, distance))
 
 
+def _scaled_values(values, count, shift, scale, bounds):
+    """What is squared of the first `count` elements; 0 of the others."""
+    return values * scale
+
+
+def _scaled_distances(values, count, shift, scale, bounds):
+    return select(first_lanes(count), _math.scaled_distance(values, shift, scale, bounds), bounds.zero)
+
+
+scaled = about(_scaled_values, _scaled_distances)
+
+
 def _sum_scaled_squares(source, start, stop, scale, shift, bounds):
     """The sums of a block of scaled elements; apart because even a factor of 1 would cost the common path."""
     squares = splat(bounds.zero)
     for j in range(start, stop, LANES):
         count = stop - j if stop - j < LANES else LANES
-        squares = _math.accumulate_square(squares, read_first(source, j, count) * scale)
+        squares = _math.accumulate_square(squares, scaled(read_first(source, j, count), count, shift, scale, bounds))
     return squares
 
 
@@ -75,11 +87,38 @@ def _sum_scaled_moments(source, start, stop, scale, shift, bounds):
     total, squares = splat(bounds.zero), splat(bounds.zero)
     for j in range(start, stop, LANES):
         count = stop - j if stop - j < LANES else LANES
-        distance = _math.scaled_distance(read_first(source, j, count), shift, scale, bounds)
-        distance = select(first_lanes(count), distance, bounds.zero)
+        distance = scaled(read_first(source, j, count), count, shift, scale, bounds)
         total = total + distance
         squares = _math.accumulate_square(squares, distance)
     return Sums(total, squares)
+
+
+@inlined
+def sum_squares_exactly(source, start, stop, shift, scale, bounds):
+    """The sum of the squares of a block, and what its roundings have lost."""
+    sums = _math.Exact(splat(bounds.zero), splat(bounds.zero))
+    for j in range(start, stop, LANES):
+        count = stop - j if stop - j < LANES else LANES
+        values = scaled(read_first(source, j, count), count, shift, scale, bounds)
+        sums = _math.add_square_exactly(sums, values, bounds)
+    totals, lost = stack_of(bounds.zero, LANES), stack_of(bounds.zero, LANES)
+    store(totals, 0, sums.total)
+    store(lost, 0, sums.lost)
+    half = LANES // 2
+    while half > 0:
+        for i in range(half):
+            both = _math.join_exact(_math.Exact(totals[i], lost[i]), _math.Exact(totals[i + half], lost[i + half]))
+            totals[i], lost[i] = both.total, both.lost
+        half //= 2
+    return _math.Exact(totals[0], lost[0])
+
+
+@inlined
+def exact_if_dominated(squares, total, source, start, stop, shift, scale, bounds):
+    """The sum of the squares of a block, given those of its chains: that, or the exact one."""
+    if stop - start > LANES and any_lane(_math.is_dominated(squares, total, bounds)):
+        return sum_squares_exactly(source, start, stop, shift, scale, bounds)
+    return _math.Exact(total, bounds.zero)
 
 
 def _summed_squares(squares, source, start, stop, shift, lifted_eps, bounds):
@@ -87,17 +126,20 @@ def _summed_squares(squares, source, start, stop, shift, lifted_eps, bounds):
     total = sum_lanes(squares)
     scale = _math.rescue_scale(total, lifted_eps, bounds)
     if scale != bounds.one:
-        total = sum_lanes(_sum_scaled_squares(source, start, stop, scale, shift, bounds))
-    return _math.Power(scale, as_number(stop - start, bounds.one), total)
+        squares = _sum_scaled_squares(source, start, stop, scale, shift, bounds)
+        total = sum_lanes(squares)
+    exact = exact_if_dominated(squares, total, source, start, stop, shift, scale, bounds)
+    return _math.Power(scale, as_number(stop - start, bounds.one), exact.total, exact.lost)
 
 
 def _summed_moments(sums, source, start, stop, shift, lifted_eps, bounds):
-    total, squares = sum_lanes(sums.total), sum_lanes(sums.squares)
+    squares = sum_lanes(sums.squares)
     scale = _math.rescue_scale(squares, lifted_eps, bounds)
     if scale != bounds.one:
-        scaled = _sum_scaled_moments(source, start, stop, scale, shift, bounds)
-        total, squares = sum_lanes(scaled.total), sum_lanes(scaled.squares)
-    return _math.Moments(scale, as_number(stop - start, bounds.one), total, squares)
+        sums = _sum_scaled_moments(source, start, stop, scale, shift, bounds)
+        squares = sum_lanes(sums.squares)
+    exact = exact_if_dominated(sums.squares, squares, source, start, stop, shift, scale, bounds)
+    return _math.Moments(scale, as_number(stop - start, bounds.one), sum_lanes(sums.total), exact.total, exact.lost)
 
 
 inlined(_sum_scaled_squares)

@@ -69,39 +69,51 @@ def _squares_beside(sums, width, column, shifts):
     return load(sums, column + width)
 
 
-def _block_power(sums, width, column, scale, count, shifts):
+def _squares_in(squares, shifts):
+    """The squares among the sums of a chain."""
+    return squares
+
+
+def _squares_in_moments(more, shifts):
+    return more.squares
+
+
+def _block_power(sums, width, column, scale, count, squares, shifts):
     """The statistics of a whole block."""
-    return _math.Power(scale, count, load(sums, column))
+    return _math.Power(scale, count, squares.total, squares.lost)
 
 
-def _block_moments(sums, width, column, scale, count, shifts):
-    return _math.Moments(scale, count, load(sums, column), load(sums, column + width))
+def _block_moments(sums, width, column, scale, count, squares, shifts):
+    return _math.Moments(scale, count, load(sums, column), squares.total, squares.lost)
 
 
 # ----------------------------------------------------------------------------------------------------------- trees
 def _store_power(tree, level, width, column, node, shifts):
     """Store a node of the trees; its count is the same for all columns."""
-    place = 2 * level * width + column
-    store(tree, place, node.scale)
-    store(tree, place + width, node.squares)
-
-
-def _store_node(tree, level, width, column, node, shifts):
     place = 3 * level * width + column
     store(tree, place, node.scale)
     store(tree, place + width, node.squares)
-    store(tree, place + 2 * width, node.total)
+    store(tree, place + 2 * width, node.lost)
+
+
+def _store_node(tree, level, width, column, node, shifts):
+    place = 4 * level * width + column
+    store(tree, place, node.scale)
+    store(tree, place + width, node.squares)
+    store(tree, place + 2 * width, node.lost)
+    store(tree, place + 3 * width, node.total)
 
 
 def _load_power(tree, counts, level, width, column, shifts):
     """A node of the trees."""
-    place = 2 * level * width + column
-    return _math.Power(load(tree, place), counts[level], load(tree, place + width))
+    place = 3 * level * width + column
+    return _math.Power(load(tree, place), counts[level], load(tree, place + width), load(tree, place + 2 * width))
 
 
 def _load_node(tree, counts, level, width, column, shifts):
-    place = 3 * level * width + column
-    return _math.Moments(load(tree, place), counts[level], load(tree, place + 2 * width), load(tree, place + width))
+    place = 4 * level * width + column
+    squares, lost, total = load(tree, place + width), load(tree, place + 2 * width), load(tree, place + 3 * width)
+    return _math.Moments(load(tree, place), counts[level], total, squares, lost)
 
 
 # ------------------------------------------------------------------------------------------------ shifts and factors
@@ -124,6 +136,11 @@ def _no_shift_of(shifts, column):
 
 def _shift_of(shifts, column):
     return load(shifts, column)
+
+
+def _one_shift(shifts, column):
+    """The shift of one column."""
+    return shifts[column]
 
 
 @inlined
@@ -157,9 +174,11 @@ sum_chain = about(_sum_squares, _sum_moments)
 join_sums = about(_join_squares, _join_moments)
 store_sums = about(_store_squares, _store_moments)
 squares_of = about(_squares_alone, _squares_beside)
+squares_in = about(_squares_in, _squares_in_moments)
 block_of = about(_block_power, _block_moments)
 store_node = about(_store_power, _store_node)
 load_node = about(_load_power, _load_node)
 shift_of = about(_no_shift_of, _shift_of)
+shift_at = about(_no_shift_of, _one_shift)
 store_factors = about(_store_factors, _store_centred)
 load_factors = about(_load_factors, _load_centred)

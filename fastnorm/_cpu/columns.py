@@ -5,11 +5,13 @@ the chains, so that the pairs of the chains' tree become neighbours and six part
 (chains in their own order would need 64). All columns of a slab take each step together: memory is read in long runs.
 """
 
+from typing import Any, NamedTuple
+
 from .. import _math
 from .._compile import Source
-from .._vocabulary import COMPUTED, RANGES, select
+from .._vocabulary import COMPUTED, RANGES, maximum, select
 from .apply import one_of, parameter
-from .blocks import about
+from .blocks import about, sum_squares_exactly
 from .column_sums import (
     block_of,
     join_sums,
@@ -17,8 +19,10 @@ from .column_sums import (
     load_factors,
     load_node,
     no_shifts_in,
+    shift_at,
     shift_of,
     shifts_in,
+    squares_in,
     squares_of,
     store_factors,
     store_node,
@@ -35,6 +39,7 @@ from .memory import (
     pointer_to,
     prefetch,
     shifted,
+    stack_like,
     stack_of,
     store,
     store_first,
@@ -42,6 +47,17 @@ from .memory import (
 )
 from .rows import signature
 from .simd import LANES, any_lane, as_number, first_lanes, inlined, splat
+from .sources import gathered
+
+
+class Working(NamedTuple):
+    """What is kept of the columns of a slab while they are summed, in rows of scratch that are `width` wide."""
+
+    sums: Any  # of the chains of a block
+    peaks: Any  # the largest squares of a chain
+    tree: Any  # nodes of the trees of blocks, and how many elements each is of
+    counts: Any
+    width: Any
 
 
 @inlined
@@ -91,31 +107,58 @@ def climbed(top, index):
 
 
 @inlined
-def sum_block_of_columns(x, x_stride, count, start, stop, columns, sums, width, scale, shifts, bounds):
-    """Sums of a block, for columns `start` to `stop`: at the lowest level of `sums`."""
+def sum_block_of_columns(x, x_stride, count, start, stop, columns, working, scale, shifts, bounds):
+    """Sums of a block, for columns `start` to `stop`: at the lowest level of the sums."""
+    sums, peaks, width = working.sums, working.peaks, working.width
     leaves, top = leaves_of(count), 0
     for i in range(leaves):
         chain, following = bit_reversed(i, leaves), bit_reversed(i + 1, leaves)
         for column in range(start, stop, LANES):
             prefetch_chain(x, x_stride, following, count, column)
             more = sum_chain(x, x_stride, chain, count, column, columns, scale, shifts, bounds)
+            peak = squares_in(more, shifts)
+            store(peaks, column, maximum(peak, load(peaks, column)) if i > 0 else peak)
             place_sums(sums, top, i, width, column, more, shifts)
         top = climbed(top, i)
 
 
 @inlined
-def grow_trees(join, x, x_stride, n, start, stop, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+def exact_where_dominated(x, x_stride, count, column, columns, squares, peak, scale, shifts, bounds):
+    """As `exact_if_dominated`, of 64 columns: those that are, one after the other, since they are few."""
+    dominated = _math.is_dominated(peak, squares, bounds) & first_lanes(columns - column)
+    totals, lost = stack_of(bounds.zero, LANES), stack_of(bounds.zero, LANES)
+    store(totals, 0, squares)
+    store(lost, 0, splat(bounds.zero))
+    if count > LANES and any_lane(dominated):
+        room, scales, marks = stack_like(x, BLOCK), stack_of(bounds.zero, LANES), stack_of(bounds.zero, LANES)
+        store(scales, 0, scale)
+        store(marks, 0, select(dominated, splat(bounds.one), bounds.zero))
+        for i in range(LANES):
+            if marks[i] != bounds.zero:
+                values = gathered(shifted(x, (column + i) * itemsize(x)), x_stride, count, room)
+                exact = sum_squares_exactly(values, 0, count, shift_at(shifts, column + i), scales[i], bounds)
+                totals[i], lost[i] = exact.total, exact.lost
+    return _math.Exact(load(totals, 0), load(lost, 0))
+
+
+@inlined
+def grow_trees(join, x, x_stride, n, start, stop, columns, working, shifts, lifted_eps, bounds):
     """The trees of columns `start` to `stop`, a node of 64 of them at a time. Returns their common `top`."""
+    sums, tree, counts, width = working.sums, working.tree, working.counts, working.width
     index, top, begin = 0, 0, 0
     while begin < n:
         rows = BLOCK if begin + BLOCK <= n else n - begin
-        sum_block_of_columns(x, x_stride, rows, start, stop, columns, sums, width, bounds.one, shifts, bounds)
+        sum_block_of_columns(x, x_stride, rows, start, stop, columns, working, bounds.one, shifts, bounds)
         for column in range(start, stop, LANES):
-            scale = _math.rescue_scale(squares_of(sums, width, column, shifts), lifted_eps, bounds)
+            squares = squares_of(sums, width, column, shifts)
+            scale = _math.rescue_scale(squares, lifted_eps, bounds)
             if any_lane((scale != bounds.one) & first_lanes(columns - column)):
                 end = column + LANES
-                sum_block_of_columns(x, x_stride, rows, column, end, columns, sums, width, scale, shifts, bounds)
-            block = block_of(sums, width, column, scale, as_number(rows, bounds.one), shifts)
+                sum_block_of_columns(x, x_stride, rows, column, end, columns, working, scale, shifts, bounds)
+                squares = squares_of(sums, width, column, shifts)
+            peak = load(working.peaks, column)
+            exact = exact_where_dominated(x, x_stride, rows, column, columns, squares, peak, scale, shifts, bounds)
+            block = block_of(sums, width, column, scale, as_number(rows, bounds.one), exact, shifts)
             carry, level = index, top
             while carry & 1:
                 level -= 1
@@ -136,8 +179,9 @@ def grow_trees(join, x, x_stride, n, start, stop, columns, sums, tree, counts, w
 
 
 @inlined
-def root_of_columns(join, tree, counts, top, width, column, shifts):
+def root_of_columns(join, working, top, column, shifts):
     """The statistics of 64 columns."""
+    tree, counts, width = working.tree, working.counts, working.width
     level = top - 1
     row = load_node(tree, counts, level, width, column, shifts)
     while level > 0:
@@ -146,21 +190,21 @@ def root_of_columns(join, tree, counts, top, width, column, shifts):
     return row
 
 
-def _no_shifts(x, x_stride, n, columns, sums, width, shifts, bounds):
+def _no_shifts(x, x_stride, n, columns, working, shifts, bounds):
     """Guess the shifts of all columns: each about the mean of its first 64 elements."""
 
 
-def _guess_shifts(x, x_stride, n, columns, sums, width, shifts, bounds):
+def _guess_shifts(x, x_stride, n, columns, working, shifts, bounds):
     count = LANES if n > LANES else n
     for column in range(0, columns, LANES):
         store(shifts, column, load_columns(x, column, columns))
-    sum_block_of_columns(x, x_stride, count, 0, columns, columns, sums, width, bounds.fraction, shifts, bounds)
+    sum_block_of_columns(x, x_stride, count, 0, columns, columns, working, bounds.fraction, shifts, bounds)
     for column in range(0, columns, LANES):
-        first, total = load(shifts, column), load(sums, column)
+        first, total = load(shifts, column), load(working.sums, column)
         store(shifts, column, _math.guess_mean(first, total, as_number(count, bounds.one), bounds))
 
 
-def _as_they_are(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+def _as_they_are(join, row, x, x_stride, n, column, columns, working, shifts, lifted_eps, bounds):
     """The statistics of 64 columns: those given, or better ones."""
     return row
 
@@ -177,14 +221,14 @@ def exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds):
     return row
 
 
-def _on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds):
+def _on_centre(join, row, x, x_stride, n, column, columns, working, shifts, lifted_eps, bounds):
     row = exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds)
     off = _math.is_off_centre(row, bounds) & first_lanes(columns - column)
     if any_lane(off):
         shift, stop = load(shifts, column), column + LANES
         store(shifts, column, select(off, _math.better_guess(row, shift, bounds), shift))
-        top = grow_trees(join, x, x_stride, n, column, stop, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
-        row = root_of_columns(join, tree, counts, top, width, column, shifts)
+        top = grow_trees(join, x, x_stride, n, column, stop, columns, working, shifts, lifted_eps, bounds)
+        row = root_of_columns(join, working, top, column, shifts)
         row = exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds)
     return row
 
@@ -227,12 +271,12 @@ def columns(norm, dtype):
             column += count
 
     @inlined
-    def settle_columns(x, x_stride, n, sums, tree, counts, top, columns, width, results, eps, lifted_eps, shifts):
+    def settle_columns(x, x_stride, n, working, top, columns, results, eps, lifted_eps, shifts):
         """Write what `apply` needs of each column; returns whether all of them are common."""
-        all_common = True
+        all_common, width = True, working.width
         for column in range(0, columns, LANES):
-            row = root_of_columns(join, tree, counts, top, width, column, shifts)
-            row = on_centre(join, row, x, x_stride, n, column, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
+            row = root_of_columns(join, working, top, column, shifts)
+            row = on_centre(join, row, x, x_stride, n, column, columns, working, shifts, lifted_eps, bounds)
             factors = settle(row, shift_of(shifts, column), eps, lifted_eps, bounds)
             store_factors(results, width, column, factors, bounds, shifts)
             uncommon = select(factors.common, splat(bounds.zero), bounds.one) == bounds.one
@@ -246,11 +290,12 @@ def columns(norm, dtype):
         row_of_scratch = width * itemsize(scratch)
         results, shifts = scratch, shifts_of(scratch, width)
         sums = shifted(results, kept * row_of_scratch)
-        tree = shifted(sums, quantities * CHAIN_LEVELS * row_of_scratch)
-        counts = stack_of(bounds.zero, DEPTH)
-        guess_shifts(x, x_stride, n, columns, sums, width, shifts, bounds)
-        top = grow_trees(join, x, x_stride, n, 0, columns, columns, sums, tree, counts, width, shifts, lifted_eps, bounds)
-        all_common = settle_columns(x, x_stride, n, sums, tree, counts, top, columns, width, results, eps, lifted_eps, shifts)
+        peaks = shifted(sums, quantities * CHAIN_LEVELS * row_of_scratch)
+        tree = shifted(peaks, row_of_scratch)
+        working = Working(sums, peaks, tree, stack_of(bounds.zero, DEPTH), width)
+        guess_shifts(x, x_stride, n, columns, working, shifts, bounds)
+        top = grow_trees(join, x, x_stride, n, 0, columns, columns, working, shifts, lifted_eps, bounds)
+        all_common = settle_columns(x, x_stride, n, working, top, columns, results, eps, lifted_eps, shifts)
         for j in range(n):
             weight, bias = one_of(w, j), one_of(b, j)
             xj, oj = shifted(x, j * x_stride), shifted(out, j * out_stride)

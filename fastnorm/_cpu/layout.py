@@ -17,7 +17,7 @@ SLAB = 1 << 19  # bytes of a slab of columns: it stays in the second cache from 
 NARROW = 256  # columns: a narrower slab loses more to short runs than it saves, even if this one has to be read twice
 AHEAD_ROWS = 8  # rows of a slab of which lines are asked for ahead: axis 0 of 4096 x 4096 at 0.55 of copy instead of 0.47
 FEW = 8  # elements of a row up to which its mean is summed exactly: 6 ns an element
-SLOTS = 4  # numbers that the statistics of a piece take: scale, count, squares, total (if they are about a shift)
+SLOTS = 5  # numbers that the statistics of a piece take: scale, count, squares, lost, total (if they are about a shift)
 CHAIN_LEVELS = 6  # partial sums of a tree over the 64 chains of a block
 
 
@@ -29,7 +29,7 @@ def result_rows(centred):
 def scratch_rows(n, centred):
     """Rows of scratch for the kernel over columns, for a normalised axis of length n."""
     quantities = 2 if centred else 1
-    return result_rows(centred) + quantities * CHAIN_LEVELS + (1 + quantities) * levels_of(n)
+    return result_rows(centred) + quantities * CHAIN_LEVELS + 1 + (2 + quantities) * levels_of(n)
 
 
 def levels_of(n):

@@ -24,22 +24,24 @@ def no_shift_in(array):
     return
 
 
+@inlined
 def _write_power(array, piece, shift):
     """Store what is known of a piece."""
-    array[0], array[1], array[2] = piece.scale, piece.count, piece.squares
+    array[0], array[1], array[2], array[3] = piece.scale, piece.count, piece.squares, piece.lost
 
 
 def _write_moments(array, piece, shift):
-    array[0], array[1], array[2], array[3] = piece.scale, piece.count, piece.squares, piece.total
+    _write_power(array, piece, shift)
+    array[4] = piece.total
 
 
 def _read_power(array, shift):
     """The statistics that `write_statistics` stored."""
-    return _math.Power(array[0], array[1], array[2])
+    return _math.Power(array[0], array[1], array[2], array[3])
 
 
 def _read_moments(array, shift):
-    return _math.Moments(array[0], array[1], array[3], array[2])
+    return _math.Moments(array[0], array[1], array[4], array[2], array[3])
 
 
 def _keep_shift(whole, shift, room, bounds):

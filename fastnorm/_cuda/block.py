@@ -340,21 +340,3 @@ def sum_block(shared, at, zero):
     """The sum over the warps of what they left, the same bits in every thread. A barrier must precede the next use."""
     lane = cuda.threadIdx.x % WARP
     return sum_warp(shared[at + lane] if lane < cuda.blockDim.x // WARP else zero)
-
-
-@inlined
-def add_exactly(total, lost, value):
-    """``total + value``, and what all such roundings lost together.
-
-    A thread of a block of 1024 adds up 1024 pieces of a row of 2**24; in plain float32 a row of equal numbers would be
-    off by hundreds of units in the last place.
-    """
-    new = total + value
-    added = new - total
-    return new, lost + ((total - (new - added)) + (value - added))
-
-
-@inlined
-def with_lost(total, lost):
-    """A sum with what its roundings lost; what an infinite sum loses is NaN."""
-    return total + lost if lost == lost else total

@@ -10,7 +10,7 @@ from numba.cuda import types
 
 from .. import _math
 from .._vocabulary import select
-from .block import CHAINS, WARP, add_exactly, as_number, get, inlined, is_given, put, shifted, with_lost
+from .block import CHAINS, WARP, as_number, get, inlined, is_given, put, shifted
 from .launch import HALF, MOST_THREADS
 from .rows import source
 from .sums import GUESSED, formulas_of
@@ -67,7 +67,7 @@ def columns(norm, dtype):
         """What thread t of one of `warps` would sum of a row: totals, squares, as in `row_sums`."""
         threads, thread = integer(WARP * warps), integer(WARP * warp + t)
         totals, squares = cuda.local.array(chains, kind), cuda.local.array(chains, kind)
-        total, total_lost, square, square_lost, start = zero, zero, zero, zero, integer(0)
+        exact_total, exact_square, start = _math.Exact(zero, zero), _math.Exact(zero, zero), integer(0)
         while start < n:
             for c in range(chains):
                 totals[c], squares[c] = zero, zero
@@ -81,10 +81,10 @@ def columns(norm, dtype):
                 tile_total, tile_squares = totals[0] + totals[1], squares[0] + squares[1]
             else:
                 tile_total, tile_squares = zero, (squares[0] + squares[1]) + (squares[2] + squares[3])
-            total, total_lost = add_exactly(total, total_lost, tile_total)
-            square, square_lost = add_exactly(square, square_lost, tile_squares)
+            exact_total = _math.add_exact(exact_total, tile_total)
+            exact_square = _math.add_exact(exact_square, tile_squares)
             start += held * threads
-        return with_lost(total, total_lost), with_lost(square, square_lost)
+        return _math.with_lost(exact_total), _math.with_lost(exact_square)
 
     @inlined
     def left_by_warp(w, totals, squares, warps):
@@ -141,7 +141,7 @@ def columns(norm, dtype):
             scale = _math.rescue_scale(square, lifted_eps, bounds)
             if cuda.syncthreads_or(types.int32(scale != one)) != 0:
                 total, square = sum_all(x, x_step, n, shift, scale, warps, totals, squares, firsts, seconds)
-            row = statistics(scale, as_number(n, one), total, square)
+            row = statistics(scale, as_number(n, one), total, square, zero)
             again = fresh and is_off_centre(row, bounds)
             if cuda.syncthreads_or(types.int32(again)) == 0:
                 break

@@ -8,7 +8,7 @@ from numba import cuda
 from numba.cuda import types
 
 from .. import _math
-from .block import add_exactly, as_number, shifted, with_lost
+from .block import as_number, shifted
 from .launch import HALF, PIECE
 from .norms import FOUND, SUMMED
 from .rows import application, first_load, shared_by, source
@@ -52,13 +52,13 @@ def join_pieces(norm, dtype, aligned):
         shared, tile = cuda.shared.array(n_shared, kind), cuda.local.array(held, kind)
         x, first = shifted(x, cuda.blockIdx.x * x_stride), SUMMED * pieces * cuda.blockIdx.x
         shift = sums[first + 2]
-        total, total_lost, squares, squares_lost = zero, zero, zero, zero
+        totals, squares = _math.Exact(zero, zero), _math.Exact(zero, zero)
         for i in range(first, first + SUMMED * pieces, SUMMED):
-            total, total_lost = add_exactly(total, total_lost, sums[i])
-            squares, squares_lost = add_exactly(squares, squares_lost, sums[i + 1])
-        squares = with_lost(squares, squares_lost)
-        row = statistics(one, as_number(n, one), with_lost(total, total_lost), squares)
-        if _math.rescue_scale(squares, lifted_eps, bounds) != one or is_off_centre(row, bounds):
+            totals = _math.add_exact(totals, sums[i])
+            squares = _math.add_exact(squares, sums[i + 1])
+        square = _math.with_lost(squares)
+        row = statistics(one, as_number(n, one), _math.with_lost(totals), square, zero)
+        if _math.rescue_scale(square, lifted_eps, bounds) != one or is_off_centre(row, bounds):
             cuda.syncthreads()
             row, shift = measure_row(x, x, x, n, tile, shift, lifted_eps, shared)
         if cuda.threadIdx.x == 0:
@@ -82,7 +82,7 @@ def apply_pieces(norm, dtype, aligned):
         row, start = types.int64(cuda.blockIdx.x) // pieces, types.int64(cuda.blockIdx.x) % pieces * piece
         x, out = shifted(x, row * x_stride), shifted(out, row * out_stride)
         scale, total, squares = found[FOUND * row], found[FOUND * row + 1], found[FOUND * row + 2]
-        whole = statistics(scale, as_number(n, one), total, squares)
+        whole = statistics(scale, as_number(n, one), total, squares, bounds.zero)
         factors = settle(whole, found[FOUND * row + 3], eps, lifted_eps, bounds)
         stop = min(n, start + piece)
         while start < stop:

@@ -97,7 +97,7 @@ def _power(x, lifted_eps):
     if (scale != BOUNDS.one).any():
         x = x * scale[:, None]
         squares = (x * x).sum(-1)
-    return _math.Power(scale, np.float64(x.shape[1]), squares)
+    return _math.Power(scale, np.float64(x.shape[1]), squares, np.zeros_like(squares))
 
 
 def _moments(x, lifted_eps):
@@ -121,7 +121,7 @@ def _about(x, shift, lifted_eps):
     if (scale != BOUNDS.one).any():
         distances = _math.scaled_distance(x, shift[:, None], scale[:, None], BOUNDS)
         squares = (distances * distances).sum(-1)
-    return _math.Moments(scale, np.float64(x.shape[1]), distances.sum(-1), squares)
+    return _math.Moments(scale, np.float64(x.shape[1]), distances.sum(-1), squares, np.zeros_like(squares))
 
 
 @np.errstate(all="ignore")

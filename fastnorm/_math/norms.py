@@ -12,11 +12,15 @@ from .._vocabulary import fma, magnitude, maximum, minimum, select, sqrt
 
 # ------------------------------------------------------------------------------------------- statistics of a piece
 class Power(NamedTuple):
-    """A piece of a row about zero: ``sum((scale * x)**2) == squares`` over `count` elements. `scale` is a power of two."""
+    """A piece of a row about zero: ``sum((scale * x)**2) == squares + lost`` over `count` elements.
+
+    `scale` is a power of two. What is `lost` are roundings of `squares`.
+    """
 
     scale: Any
     count: Any
     squares: Any
+    lost: Any
 
 
 class Moments(NamedTuple):
@@ -26,6 +30,7 @@ class Moments(NamedTuple):
     count: Any
     total: Any
     squares: Any
+    lost: Any
 
 
 class Shifted(NamedTuple):
@@ -35,7 +40,15 @@ class Shifted(NamedTuple):
     count: Any
     total: Any
     squares: Any
+    lost: Any
     shift: Any
+
+
+class Exact(NamedTuple):
+    """A sum, and what its roundings have lost."""
+
+    total: Any
+    lost: Any
 
 
 def accumulate_square(squares, x):
@@ -53,18 +66,52 @@ def rescue_scale(squares, lifted_eps, bounds):
     return select(squares < bounds.small, lift, select(squares <= bounds.large, bounds.one, bounds.drop))
 
 
+def add_exact(sums, x):
+    """One more number. What the sum loses by rounding is found exactly (Knuth)."""
+    total = sums.total + x
+    added = total - sums.total
+    return Exact(total, sums.lost + ((sums.total - (total - added)) + (x - added)))
+
+
+def join_exact(a, b):
+    """Two sums together, in either order."""
+    return add_exact(Exact(a.total, a.lost + b.lost), b.total)
+
+
+# An element that outweighs all others takes the last bits of their squares, wherever these are added to its own: seven times
+# along its chain, six times among the chains, then block by block. So a block with such an element is summed again, exactly.
+def is_dominated(chain, squares, bounds):
+    """True if one of 64 chains has so much of the squares of a block that one element must outweigh the others."""
+    return chain > squares * bounds.much
+
+
+def add_square_exactly(sums, x, bounds):
+    """One more element of a chain, and what its square and its sum lose by rounding."""
+    square = x * x
+    return join_exact(sums, Exact(square, fma(x, x, bounds.zero - square)))
+
+
+def with_lost(sums):
+    """A sum rounded but once; what an infinite one has lost is NaN."""
+    return select(sums.lost == sums.lost, sums.total + sums.lost, sums.total)
+
+
 def join_powers(a, b):
     """The statistics of two pieces together. All factors but the sum are powers of two, hence exact."""
     scale = minimum(a.scale, b.scale)
     to_a = scale / a.scale
     to_b = scale / b.scale
-    return Power(scale, a.count + b.count, a.squares * to_a * to_a + b.squares * to_b * to_b)
+    of_a = Exact(a.squares * to_a * to_a, a.lost * to_a * to_a)
+    of_b = Exact(b.squares * to_b * to_b, b.lost * to_b * to_b)
+    squares = join_exact(of_a, of_b)
+    return Power(scale, a.count + b.count, squares.total, squares.lost)
 
 
 def join_moments(a, b):
     """The statistics of two pieces together, both about the same shift."""
-    both = join_powers(Power(a.scale, a.count, a.squares), Power(b.scale, b.count, b.squares))
-    return Moments(both.scale, both.count, a.total * (both.scale / a.scale) + b.total * (both.scale / b.scale), both.squares)
+    both = join_powers(Power(a.scale, a.count, a.squares, a.lost), Power(b.scale, b.count, b.squares, b.lost))
+    total = a.total * (both.scale / a.scale) + b.total * (both.scale / b.scale)
+    return Moments(both.scale, both.count, total, both.squares, both.lost)
 
 
 # ------------------------------------------------------------------------------------------------------- the shift
@@ -86,13 +133,6 @@ def guess_mean(first, total, count, bounds):
     return select(total == bounds.zero, first, guess)
 
 
-class Exact(NamedTuple):
-    """A sum, and what its roundings have lost."""
-
-    total: Any
-    lost: Any
-
-
 def add_exactly(sums, x, shift, scale, bounds):
     """One more ``x - shift``: the difference and the sum as rounded, and exactly what both lose by it.
 
@@ -104,15 +144,12 @@ def add_exactly(sums, x, shift, scale, bounds):
     shift = shift * before
     distance = x - shift
     back = x - distance
-    total = sums.total + distance
-    added = total - sums.total
-    lost = (x - (distance + back)) + (back - shift)
-    return Exact(total, sums.lost + (lost + ((sums.total - (total - added)) + (distance - added))))
+    return join_exact(sums, Exact(distance, (x - (distance + back)) + (back - shift)))
 
 
 def with_total(row, sums, bounds):
     """Statistics with an exact total."""
-    return Moments(row.scale, row.count, (sums.total + sums.lost) * maximum(row.scale, bounds.one), row.squares)
+    return Moments(row.scale, row.count, (sums.total + sums.lost) * maximum(row.scale, bounds.one), row.squares, row.lost)
 
 
 def is_off_centre(row, bounds):
@@ -138,8 +175,9 @@ def moved(row, shift, scale, bounds):
     by = scaled_distance(row.shift, shift, scale, bounds)
     total = row.total * (scale / row.scale)
     squares = row.squares * (scale / row.scale) * (scale / row.scale)
+    lost = row.lost * (scale / row.scale) * (scale / row.scale)
     way = row.count * by
-    return Moments(scale, row.count, total + way, fma(by, total + total + way, squares))
+    return Moments(scale, row.count, total + way, fma(by, total + total + way, squares), lost)
 
 
 def join_shifted(a, b, lifted_eps, bounds):
@@ -153,7 +191,7 @@ def join_shifted(a, b, lifted_eps, bounds):
     about_a = join_moments(moved(a, a.shift, scale, bounds), moved(b, a.shift, scale, bounds))
     shift = better_guess(about_a, a.shift, bounds)
     both = join_moments(moved(a, shift, scale, bounds), moved(b, shift, scale, bounds))
-    return Shifted(both.scale, both.count, both.total, both.squares, shift)
+    return Shifted(*both, shift)
 
 
 # ------------------------------------------------------------------------------------------- what follows for a row
@@ -194,7 +232,7 @@ def settle_rms(row, shift, eps, lifted_eps, bounds):
     """
     drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)  # lifted for nothing: eps is all that counts
     scale = select(drowned, bounds.one, row.scale)
-    squares = select(drowned, bounds.zero, row.squares)
+    squares = select(drowned, bounds.zero, with_lost(Exact(row.squares, row.lost)))
     floor = select(scale > bounds.one, lifted_eps, eps * scale * scale)
     shrink = select(floor > bounds.one, bounds.drop, bounds.one)
     count = row.count * shrink
@@ -208,7 +246,7 @@ def settle_unit(row, shift, eps, lifted_eps, bounds):
     """``inverse = 1 / (scale * max(length, eps))``; 0 for a row of zeros. A length of NaN stays NaN."""
     drowned = (row.scale > bounds.one) & (lifted_eps >= bounds.faint_eps)
     scale = select(drowned, bounds.one, row.scale)
-    squares = select(drowned, bounds.zero, row.squares)
+    squares = select(drowned, bounds.zero, with_lost(Exact(row.squares, row.lost)))
     floor = select(scale > bounds.one, sqrt(lifted_eps), eps * scale)
     length = sqrt(squares)
     longest = select(floor > length, floor, length)
@@ -221,9 +259,9 @@ def settle_unit(row, shift, eps, lifted_eps, bounds):
 def settle_layer(row, shift, eps, lifted_eps, bounds):
     """``inverse = 1 / (scale * sqrt(variance + eps))``, as `settle_rms` of the row less its mean; 0 for equal numbers."""
     mean = row.total / row.count
-    variation = fma(mean, bounds.zero - row.total, row.squares)
+    variation = with_lost(Exact(fma(mean, bounds.zero - row.total, row.squares), row.lost))
     variation = select(variation <= bounds.zero, bounds.zero, variation)
-    centred = settle_rms(Power(row.scale, row.count, variation), shift, eps, lifted_eps, bounds)
+    centred = settle_rms(Power(row.scale, row.count, variation, bounds.zero), shift, eps, lifted_eps, bounds)
     unlift = select(centred.scale == row.scale, bounds.one, bounds.unlift)
     return CentredFactors(row.scale, centred.inverse, centred.common, shift, mean, unlift)
 
