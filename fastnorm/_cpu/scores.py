@@ -6,10 +6,11 @@ from . import attention_layout as layout
 from .attention_layout import KEYS, NO_MASK, padded
 from .memory import load, load_first, prefetch, shifted, stack_like, store
 from .simd import LANES, as_number, converted, first_lanes, inlined, lane_numbers, largest_lane, splat, sum_lanes
-from .tile import ROWS, TURNED, add_products, store_quarters, store_tile, tile_width, turn_over, zero_tile
+from .tile import ROWS, TURNED, add_products, add_tile, store_quarters, store_tile, tile_width, turn_over, zero_tile
 
 SQUARE = TURNED * TURNED
 SQUARES = 4 * SQUARE
+CHAIN = 64  # features: of heads of 128 it halves what summing loses (its variance), and takes 2 % of the time
 
 
 def scoring(computed):
@@ -19,14 +20,17 @@ def scoring(computed):
 
     @inlined
     def products(queries, head_size, turned, scores):
-        """Six queries with 64 keys that were turned over: a chain of products for each."""
+        """Six queries with 64 keys that were turned over: a chain of products for each 64 features."""
         for column in range(0, KEYS, tile_width(scores)):
-            tile = zero_tile(scores, ROWS)
-            keys = shifted(turned, column * size)
-            for j in range(head_size):
-                tile = add_products(tile, shifted(queries, j * size), padded(head_size), keys)
-                keys = shifted(keys, KEYS * size)
-            store_tile(tile, shifted(scores, column * size), KEYS)
+            keys, target = shifted(turned, column * size), shifted(scores, column * size)
+            for first in range(0, max(head_size, 1), CHAIN):
+                tile = zero_tile(scores, ROWS)
+                for j in range(first, min(first + CHAIN, head_size)):
+                    tile = add_products(tile, shifted(queries, j * size), padded(head_size), keys)
+                    keys = shifted(keys, KEYS * size)
+                if first > 0:
+                    tile = add_tile(tile, target, KEYS)
+                store_tile(tile, target, KEYS)
 
     @inlined
     def read_key(keys, j, head_size):

@@ -1,7 +1,7 @@
 """A tile of a matrix product, held in registers, as a numba type; and matrices turned over, for it to read along.
 
 A tile is six rows of as many registers as leave room for what they are multiplied by: four of AVX-512 a row (24 of 32), two
-of AVX2 (12 of 16), four of NEON (24 of 32). Each element is one chain of fused multiply-adds, whatever the width, so
+of AVX2 (12 of 16), four of NEON (24 of 32). Each element is a chain of fused multiply-adds, whatever the width, so
 that the bits do not depend on it.
 """
 
@@ -114,6 +114,20 @@ def store_tile(typing, tile, pointer, stride):
         return context.get_dummy_value()
 
     return types.void(tile, pointer, types.intp), codegen
+
+
+@intrinsic
+def add_tile(typing, tile, pointer, stride):
+    """What is in memory, and a tile."""
+
+    def codegen(context, builder, signature, args):
+        value, source, step = args
+        for i in range(tile.rows):
+            row = _load_row(builder, tile, source, builder.mul(step, step.type(i)))
+            value = builder.insert_value(value, builder.fadd(row, builder.extract_value(value, i)), i)
+        return value
+
+    return tile(tile, pointer, types.intp), codegen
 
 
 @intrinsic
