@@ -156,7 +156,7 @@ class Range(NamedTuple):
     drop: np.floating
     light: np.floating  # weights below this, but 0, are not left to the common path
     heavy: np.floating  # nor are those above this
-    much: np.floating  # of the squares of a block: one chain of 64 has so much of them only where one element has
+    much: np.floating  # of the squares of a block: where one chain of 64 has more, few elements outweigh the others
     fraction: np.floating  # of 64 differences of any two numbers: their sum stays in range
     faint_eps: np.floating  # eps * lift**2 from which on underflowing squares are negligible beside eps
 
@@ -174,7 +174,7 @@ def _range(dtype, small, large, lift, drop, faint_eps, heavy):
         drop=power(drop),
         light=power(-heavy),
         heavy=power(heavy),
-        much=power(-2),
+        much=3 * power(-4),
         fraction=power(-8),
         faint_eps=power(faint_eps),
     )

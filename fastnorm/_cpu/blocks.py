@@ -238,7 +238,7 @@ def exact_if_few(row, source, stride, n, shift, bounds):
     if n <= FEW:
         sums = _math.Exact(bounds.zero, bounds.zero)
         for j in range(n):
-            sums = _math.add_exactly(sums, read_one(moved(source, times(stride, j))), shift, row.scale, bounds)
+            sums = _math.add_distance_exactly(sums, read_one(moved(source, times(stride, j))), shift, row.scale, bounds)
         row = _math.with_total(row, sums, bounds)
     return row
 

@@ -138,11 +138,6 @@ def _shift_of(shifts, column):
     return load(shifts, column)
 
 
-def _one_shift(shifts, column):
-    """The shift of one column."""
-    return shifts[column]
-
-
 @inlined
 def _store_factors(results, width, column, row, bounds, shifts):
     """Store what applying needs."""
@@ -179,6 +174,5 @@ block_of = about(_block_power, _block_moments)
 store_node = about(_store_power, _store_node)
 load_node = about(_load_power, _load_node)
 shift_of = about(_no_shift_of, _shift_of)
-shift_at = about(_no_shift_of, _one_shift)
 store_factors = about(_store_factors, _store_centred)
 load_factors = about(_load_factors, _load_centred)

@@ -11,7 +11,7 @@ from .. import _math
 from .._compile import Source
 from .._vocabulary import COMPUTED, RANGES, maximum, select
 from .apply import one_of, parameter
-from .blocks import about, sum_squares_exactly
+from .blocks import about, scaled
 from .column_sums import (
     block_of,
     join_sums,
@@ -19,7 +19,6 @@ from .column_sums import (
     load_factors,
     load_node,
     no_shifts_in,
-    shift_at,
     shift_of,
     shifts_in,
     squares_in,
@@ -39,7 +38,6 @@ from .memory import (
     pointer_to,
     prefetch,
     shifted,
-    stack_like,
     stack_of,
     store,
     store_first,
@@ -47,7 +45,8 @@ from .memory import (
 )
 from .rows import signature
 from .simd import LANES, any_lane, as_number, first_lanes, inlined, splat
-from .sources import gathered
+
+SIDE_BY_SIDE = LANES * LANES  # numbers: of the chains of 64 columns
 
 
 class Working(NamedTuple):
@@ -123,22 +122,37 @@ def sum_block_of_columns(x, x_stride, count, start, stop, columns, working, scal
 
 
 @inlined
-def exact_where_dominated(x, x_stride, count, column, columns, squares, peak, scale, shifts, bounds):
-    """As `exact_if_dominated`, of 64 columns: those that are, one after the other, since they are few."""
-    dominated = _math.is_dominated(peak, squares, bounds) & first_lanes(columns - column)
-    totals, lost = stack_of(bounds.zero, LANES), stack_of(bounds.zero, LANES)
-    store(totals, 0, squares)
-    store(lost, 0, splat(bounds.zero))
-    if count > LANES and any_lane(dominated):
-        room, scales, marks = stack_like(x, BLOCK), stack_of(bounds.zero, LANES), stack_of(bounds.zero, LANES)
-        store(scales, 0, scale)
-        store(marks, 0, select(dominated, splat(bounds.one), bounds.zero))
-        for i in range(LANES):
-            if marks[i] != bounds.zero:
-                values = gathered(shifted(x, (column + i) * itemsize(x)), x_stride, count, room)
-                exact = sum_squares_exactly(values, 0, count, shift_at(shifts, column + i), scales[i], bounds)
-                totals[i], lost[i] = exact.total, exact.lost
+def sum_columns_exactly(x, x_stride, count, column, columns, scale, shifts, bounds):
+    """As `sum_squares_exactly`, of 64 columns side by side."""
+    totals, lost = stack_of(bounds.zero, SIDE_BY_SIDE), stack_of(bounds.zero, SIDE_BY_SIDE)
+    for chain in range(LANES):
+        sums = _math.Exact(splat(bounds.zero), splat(bounds.zero))
+        for j in range(chain, count, LANES):
+            values = load_columns(shifted(x, j * x_stride), column, columns)
+            sums = _math.add_square_exactly(sums, scaled(values, LANES, shift_of(shifts, column), scale, bounds), bounds)
+        store(totals, chain * LANES, sums.total)
+        store(lost, chain * LANES, sums.lost)
+    half = LANES // 2
+    while half > 0:
+        for i in range(0, half * LANES, LANES):
+            other = i + half * LANES
+            a, b = _math.Exact(load(totals, i), load(lost, i)), _math.Exact(load(totals, other), load(lost, other))
+            both = _math.join_exact(a, b)
+            store(totals, i, both.total)
+            store(lost, i, both.lost)
+        half //= 2
     return _math.Exact(load(totals, 0), load(lost, 0))
+
+
+@inlined
+def exact_where_dominated(x, x_stride, count, column, columns, squares, peak, scale, shifts, bounds):
+    """As `exact_if_dominated`, of 64 columns."""
+    dominated = _math.is_dominated(peak, squares, bounds) & first_lanes(columns - column)
+    total, lost = squares, splat(bounds.zero)
+    if count > LANES and any_lane(dominated):
+        exact = sum_columns_exactly(x, x_stride, count, column, columns, scale, shifts, bounds)
+        total, lost = select(dominated, exact.total, squares), select(dominated, exact.lost, bounds.zero)
+    return _math.Exact(total, lost)
 
 
 @inlined
@@ -216,7 +230,7 @@ def exact_if_few(row, x, x_stride, n, column, columns, shifts, bounds):
         exact = _math.Exact(splat(bounds.zero), splat(bounds.zero))
         for j in range(n):
             values = load_columns(shifted(x, j * x_stride), column, columns)
-            exact = _math.add_exactly(exact, values, load(shifts, column), row.scale, bounds)
+            exact = _math.add_distance_exactly(exact, values, load(shifts, column), row.scale, bounds)
         row = _math.with_total(row, exact, bounds)
     return row
 

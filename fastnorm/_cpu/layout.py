@@ -27,7 +27,7 @@ def result_rows(centred):
 
 
 def scratch_rows(n, centred):
-    """Rows of scratch for the kernel over columns, for a normalised axis of length n."""
+    """Rows of scratch for the kernel over columns, for a normalised axis of length n: results, sums, peaks, trees."""
     quantities = 2 if centred else 1
     return result_rows(centred) + quantities * CHAIN_LEVELS + 1 + (2 + quantities) * levels_of(n)
 

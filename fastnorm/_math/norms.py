@@ -79,9 +79,10 @@ def join_exact(a, b):
 
 
 # An element that outweighs all others takes the last bits of their squares, wherever these are added to its own: seven times
-# along its chain, six times among the chains, then block by block. So a block with such an element is summed again, exactly.
+# along its chain, six times among the chains, then block by block. So a block of more than 64 elements that has one, or up to
+# five of one size, is summed again with what its roundings lose.
 def is_dominated(chain, squares, bounds):
-    """True if one of 64 chains has so much of the squares of a block that one element must outweigh the others."""
+    """True if one of 64 chains has so much of the squares of a block that few elements may outweigh the others."""
     return chain > squares * bounds.much
 
 
@@ -133,7 +134,7 @@ def guess_mean(first, total, count, bounds):
     return select(total == bounds.zero, first, guess)
 
 
-def add_exactly(sums, x, shift, scale, bounds):
+def add_distance_exactly(sums, x, shift, scale, bounds):
     """One more ``x - shift``: the difference and the sum as rounded, and exactly what both lose by it.
 
     For the mean of a few elements. In a short row a heavy weight may stand beside a small deviation, and light ones beside
